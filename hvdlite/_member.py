@@ -7,10 +7,12 @@ at when the training function commits.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from . import _core, config, discovery
+from .errors import HvdInitError
 
 if TYPE_CHECKING:
     from . import _store  # else late: what it loads takes its time, and most jobs are not elastic
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
 commit = -1  # the number of this process's last commit, the same on all ranks; -1: it has no state yet
 entered = False
 calls = 0  # of training functions, in this process
+_returned = False  # the training function, and the launcher knows
 _news: list[_store.News] = []
 _values: dict[str, Any] = {}
 
@@ -87,15 +90,29 @@ def tell_environment(place: discovery.Place) -> None:
 
 
 def news() -> dict[str, int]:
-    """Of rank 0: how many wait to come ("come") and are to go ("go")."""
+    """Of rank 0: how many wait to come ("come") and are to go ("go"). The first call tells the launcher that training
+    has begun."""
     if not _values:
         return {}
     if not _news:
-        from . import _store
-
-        address, port, secret = (_values[name] for name in ("store_addr", "store_port", "secret_key"))
-        _news.append(_store.News(address, port, secret, _values["member"], _values["start_timeout"]))
+        _news.append(_watching(False))
     return _news[0].latest()
+
+
+def trains(returned: bool) -> None:
+    """Tells the launcher whether the training function has returned on this rank: its end means another thing then."""
+    global _returned
+    if _values and returned != _returned:
+        _returned = returned
+        with contextlib.suppress(HvdInitError, OSError, EOFError):  # without a launcher nobody judges it
+            _watching(returned).close()
+
+
+def _watching(returned: bool) -> _store.News:
+    from . import _store
+
+    address, port, secret = (_values[name] for name in ("store_addr", "store_port", "secret_key"))
+    return _store.News(address, port, secret, _values["member"], _values["start_timeout"], returned)
 
 
 def forget_news() -> None:

@@ -264,24 +264,37 @@ def connect_as(
 
 
 class News:
-    """A second connection, of rank 0: has the launcher something to interrupt training for? It is only read, and only
-    when asked."""
+    """A second connection, of rank 0 while it trains: has the launcher something to interrupt training for? It is only
+    read, and only when asked. With `returned` it tells the launcher that the training function has returned (or begins
+    again, False). Returns when the launcher knows. Raises HvdInitError, OSError, EOFError."""
 
-    def __init__(self, address: str, port: int, secret: bytes, member: int, timeout: float) -> None:
+    def __init__(
+        self, address: str, port: int, secret: bytes, member: int, timeout: float, returned: bool = False
+    ) -> None:
         limit = time.monotonic() + timeout
         self._sock, self._session = authenticate(address, port, secret, f"rank {member}", limit)
-        self._sock.sendall(self._session.pack(_wire.WATCH, json.dumps({"member": member}).encode()))
+        says = {"member": member, "returned": returned}
+        self._sock.sendall(self._session.pack(_wire.WATCH, json.dumps(says).encode()))
         self._reader = _wire.FrameReader(self._session, 4096)
-        self._sock.setblocking(False)
         self._latest: dict[str, int] = {}
+        try:
+            self._sock.settimeout(timeout)
+            self._take(self._sock.recv(4096))
+            self._sock.setblocking(False)
+        except BaseException:
+            self.close()
+            raise
+
+    def _take(self, chunk: bytes) -> None:
+        for _, body in self._reader.feed(chunk):
+            self._latest = json.loads(body)
 
     def latest(self) -> dict[str, int]:
         """How many wait to come, how many are to go. What is not heard is no news: the launcher's end is heard
         elsewhere."""
         try:
             while chunk := self._sock.recv(4096):
-                for _, body in self._reader.feed(chunk):
-                    self._latest = json.loads(body)
+                self._take(chunk)
         except (OSError, ValueError):
             pass
         return self._latest

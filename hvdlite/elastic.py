@@ -372,6 +372,7 @@ def run_fn(func: Callable[..., Any], reset: Callable[[], None]) -> Callable[...,
     def wrapper(state: State, *args: Any, **kwargs: Any) -> Any:
         cause: Exception | None = None
         _member.calls += 1
+        _member.trains(False)
         met: Callable[[], None] | None = state.on_reset if _member.enter() else None  # follows when ranks have met
         while True:
             try:
@@ -380,10 +381,13 @@ def run_fn(func: Callable[..., Any], reset: Callable[[], None]) -> Callable[...,
                     met()
                 cause = _synchronize(state)
                 if cause is None:
-                    return _trained(func, state, args, kwargs)
+                    result = _trained(func, state, args, kwargs)
+                    _member.trains(True)
+                    return result
                 state.restore()
             except (HorovodInternalError, HvdTimeoutError) as error:
                 if not _is_loss(error, state):
+                    _member.trains(True)
                     raise
                 cause = error
                 state.restore()
@@ -392,6 +396,9 @@ def run_fn(func: Callable[..., Any], reset: Callable[[], None]) -> Callable[...,
             except HostsUpdatedInterrupt as interrupt:
                 # Its skip_sync is ignored: newcomers may have come as well, and they wait for a sync (horovod 3494).
                 cause = interrupt
+            except Exception:
+                _member.trains(True)  # the script may catch it, and end well
+                raise
             met = state.on_reset
 
     return wrapper
@@ -403,6 +410,8 @@ def _synchronize(state: State) -> HvdMismatchError | None:
     mine = _member.commit, _member.calls, state._form()
     told = allgather_object(mine, "elastic.commits") if _member.is_elastic() else [mine]
     commits, file = [commit for commit, *_ in told], state._file
+    if state._rank() == 0:
+        _member.news()  # from here on the launcher knows that they train
     if file is not None and file.unread and state._rank() == 0:  # of ranks with state and without it, rank 0 has it
         file.load_into(state)
     state._number = max(0, commits[0])

@@ -26,8 +26,8 @@ def resolve(name: str) -> list[str]:
     """The addresses of a host, as the system orders them. Raises AddressError."""
     try:
         found = socket.getaddrinfo(name, None, type=socket.SOCK_DGRAM)
-    except OSError as error:
-        raise AddressError(f"{name}: {error.strerror or error} [HVD712]") from None
+    except (OSError, UnicodeError) as error:  # the latter: a name that DNS cannot have
+        raise AddressError(f"{name}: {getattr(error, 'strerror', None) or error} [HVD712]") from None
     return list(dict.fromkeys(str(each[4][0]) for each in found))
 
 

@@ -13,11 +13,13 @@ from __future__ import annotations
 import os
 import sys
 import time
+from functools import partial
 
 from hvdlite import _records
 
 from . import branch, process, starting, stdin
 from .job import Job
+from .places import PlaceError
 from .plan import Gathered, Plan
 from .sheet import words
 from .signals import ENDING, Signals
@@ -45,10 +47,30 @@ def run(plan: Plan) -> int:
                     _say(plan, unread)
                 return code
             _say(plan, f"restart {attempt + 1} of {plan.max_restarts}")
-            number = signals.awaited(PAUSE_S, ENDING)
-            if number:
-                return 128 + number
+            try:
+                _pause(signals, PAUSE_S)
+                if plan.again is not None:
+                    plan = plan.again(partial(_pause, signals))._replace(again=plan.again)
+            except _Interrupted as interrupted:
+                return 128 + interrupted.number
+            except PlaceError as error:
+                _say(plan, str(error))
+                return code
     raise AssertionError("unreachable: the last attempt returns")
+
+
+class _Interrupted(Exception):
+    """A signal ends the launcher between two attempts."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+
+def _pause(signals: Signals, seconds: float) -> None:
+    """Raises _Interrupted."""
+    if number := signals.awaited(seconds, ENDING):
+        raise _Interrupted(number)
 
 
 def _attempt(plan: Plan, signals: Signals, strangers: set[int]) -> tuple[int, bool]:

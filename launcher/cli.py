@@ -131,15 +131,9 @@ def _run(argv: Sequence[str]) -> int:
         note = flags.note_of(asked.obsolete, notes)
         if note is not None:
             print(f"hvdlite-run: {note}", file=sys.stderr, flush=True)
-        if not command:
-            raise UsageError(
-                "no command: give a program to run, for example: hvdlite-run -np 2 python train.py [HVD702]"
-            )
-        if asked.module:
-            command = [sys.executable, "-m", *command]
-        elif not asked.dry:
-            command = stdin.with_program(command, asked.stdin == "0")
+        command = _command(asked, command)
         _check_flags(asked)
+        given = argparse.Namespace(**vars(asked))
         elastic = elastic_flags.of(asked, environ, settings.values)
         if asked.mpi:
             where = _by_mpi(asked, environ, options, forward, settings.values["start_timeout"])
@@ -181,7 +175,17 @@ def _run(argv: Sequence[str]) -> int:
         gather=where.gather,
         elastic=elastic,
     )
+    asked_for = elastic_flags.with_again(asked_for, given, environ, options, settings.values)
     return _start(asked_for, where, forward, asked, settings.values["trace_dir"])
+
+
+def _command(asked: argparse.Namespace, command: list[str]) -> list[str]:
+    """What ranks run. Raises UsageError, stdin.ProgramError."""
+    if not command:
+        raise UsageError("no command: give a program to run, for example: hvdlite-run -np 2 python train.py [HVD702]")
+    if asked.module:
+        return [sys.executable, "-m", *command]
+    return command if asked.dry else stdin.with_program(command, asked.stdin == "0")
 
 
 def _by_mpi(

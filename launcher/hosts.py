@@ -15,6 +15,7 @@ _SHORT = re.compile(r"(?P<name>\[[0-9A-Fa-f:.]+(?:%\w+)?\]|[^\s:,\[\]=]+)(?::(?P
 _LONG = re.compile(r"(?P<host>\S+)\s+slots\s*=\s*(?P<slots>[0-9]+)(?:\s+max[_-]slots\s*=\s*[0-9]+)?")
 
 DIGITS_MAX = 12  # of a number that is read
+NAME_MAX, LABEL_MAX = 253, 63  # characters of a name, and between its dots (RFC 1035)
 SIZE_MAX = 1 << 16  # of ranks that are given places
 
 
@@ -66,12 +67,16 @@ def parse_hostfile(text: str, path: str) -> list[Host]:
     return _distinct(hosts)
 
 
-def parse_discovered(text: str, slots: int) -> list[Host]:
+def parse_discovered(text: str, slots: int) -> tuple[list[Host], str]:
     """What a host discovery script prints: `name:slots` a line, or `name`, which has `slots`. A host with 0 slots is
-    not offered, as with Horovod. Raises HostError."""
-    lines = [(number, line.strip()) for number, line in enumerate(text.splitlines(), 1)]
-    found = [_host(line, f"line {number}", slots, least=0) for number, line in lines if line]
-    return _distinct([host for host in found if host.slots])
+    not offered, as with Horovod. Also what is wrong with the first line that is no host: the others count."""
+    found, wrong = list[Host](), ""
+    for number, line in enumerate(map(str.strip, text.splitlines()), 1):
+        try:
+            found += [_host(line, f"line {number}", slots, least=0)] if line else []
+        except HostError as error:
+            wrong = wrong or str(error)
+    return _distinct([host for host in found if host.slots]), wrong
 
 
 def read(path: str) -> str:
@@ -82,10 +87,16 @@ def read(path: str) -> str:
 
 def _host(text: str, source: str, default: int = 1, least: int = 1) -> Host:
     match = _SHORT.fullmatch(text)
-    if match is None:
+    if match is None or not _is_name(match["name"]):
         raise HostError(f"{source}: {text[:80]!r} is not a host: write name, name:slots or [IPv6]:slots [HVD708]")
     slots = default if match["slots"] is None else _slots(match["slots"], source, least)
     return Host(match["name"].strip("[]"), slots)
+
+
+def _is_name(name: str) -> bool:
+    """Whether it can be looked up: no part of it is empty, or longer than DNS allows."""
+    labels = name.removesuffix(".").split(".")
+    return name.startswith("[") or (len(name) <= NAME_MAX and all(0 < len(each) <= LABEL_MAX for each in labels))
 
 
 def _slots(text: str, source: str, least: int = 1) -> int:

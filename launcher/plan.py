@@ -54,6 +54,7 @@ class Elastic(NamedTuple):
     listed: Sequence[Host] = ()
     cooldown: tuple[float, float] = (5.0, 300.0)  # seconds without a new rank after a failure: the first time, at most
     failures: int = 5  # processes in a row that end before they are ranks: the host is left out
+    tolerated: Collection[str] = ()  # exit codes, and "exception", that count as a loss
     gather: Gather | None = None  # the way to hosts that come later
 
 
@@ -81,3 +82,4 @@ class Plan(NamedTuple):
     here: str | None = "localhost"  # what slots call this host; None: no rank runs here
     gather: Callable[[Plan, Signals], Gathered] | None = None  # brings the agents of other hosts
     elastic: Elastic | None = None
+    again: Callable[[Callable[[float], object]], Plan] | None = None  # of another attempt, on the hosts of that time

@@ -221,6 +221,7 @@ class StoreServer:
             connection.listens, connection.deadline = True, None
             self._guests.remove(connection)
             if kind == _wire.WATCH:
+                self._watched(body)
                 self._watchers.append(connection)
                 self._inform(connection)
         elif connection.rank is None:
@@ -243,6 +244,16 @@ class StoreServer:
             self._close(connection)
         else:
             raise Refusal(f"a rank does not send frames of kind {kind} [HVD112]")
+
+    def _watched(self, body: bytes) -> None:
+        """A rank of an elastic job asks for news, and may tell where it is."""
+        try:
+            says = json.loads(body)
+            member, returned = int(says["member"]), says.get("returned")
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
+            raise Refusal("the WATCH frame is not what this launcher's version expects [HVD104]") from None
+        if isinstance(self._epochs, Membership):
+            self._epochs.trains(member, bool(returned))
 
     def _join(self, connection: Connection, body: bytes) -> None:
         try:

@@ -26,7 +26,8 @@ PATIENCE_S = 1.0
 
 
 class Arrival(NamedTuple):
-    """What has become of a host: its agent and the sessions that led to it, or what is wrong with it."""
+    """What has become of a host: its agent and the sessions that led to it, or what is wrong with it. name: "" where
+    only its name could not be looked up."""
 
     name: str
     branch: Branch | None
@@ -73,7 +74,10 @@ class Arrivals:
             threading.Thread(target=self._call, args=(call, name), daemon=True).start()
 
     def _call(self, call: Callable[[str], None], name: str) -> None:
-        call(name)
+        try:
+            call(name)
+        except Exception as error:
+            self._decided.put(Arrival("", None, [], f"{name}: {type(error).__name__}: {error} [HVD712]"))
         self._wake()
 
     def turn(self) -> list[Arrival]:
@@ -103,8 +107,9 @@ class Arrivals:
             arrival = Arrival(name, found[0][0], found[1])
         except StartError as error:
             arrival = Arrival(name, None, [], str(error))
-        except OSError as error:
-            arrival = Arrival(name, None, [], f"{name}: {error.strerror or error} [HVD715]")
+        except Exception as error:  # whatever it is: nobody else hears of it
+            why = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
+            arrival = Arrival(name, None, [], f"{name}: {why} [HVD715]")
         self._decided.put(arrival)
         self._wake()
 

@@ -7,7 +7,8 @@ back.
 A host on which a rank fails has a cooldown: it gets no new rank for LOW seconds, twice as long each time up to HIGH,
 until it has been quiet for long. Its other ranks go on. Several ends within a second are one failure: they have one
 cause, such as a device or a network that all of them use. A host on which process after process ends before it is a
-rank is left out for good: something is missing there, and nobody would end a series of starts that cannot succeed.
+rank is left out for `QUIET_S`, and then gets one more try at a time: something is missing there. A host that was not
+offered for a while counts as mended when it comes back.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ class _Place:
     """A host that ranks may run on, or might once."""
 
     def __init__(self) -> None:
-        self.offered = self.out = False
+        self.offered = self.out = False  # out: its last processes have all ended before they were ranks
         self.slots = self.failures = 0
         self.early = 0  # processes in a row that ended before they were ranks
         self.before = 0  # the same, when one became a rank the last time
@@ -56,13 +57,23 @@ class Capacity:
         for name in slots:
             self._places.setdefault(name, _Place())
         for name, place in self._places.items():
+            if name in slots and not place.offered:
+                place.early, place.out = 0, False
             place.offered, place.slots = name in slots, slots.get(name, 0)
         return slots
 
     def look_up(self, name: str) -> None:
         """Is it a name of this machine? That may take long, and may be asked by any thread."""
         if name not in self._called:
-            self._called[name] = self._own if is_here(name) else name
+            here = False
+            try:
+                here = is_here(name)
+            finally:  # it is asked once, whatever comes of it
+                self._called[name] = self._own if here else name
+
+    def called(self, name: str) -> str:
+        """What a host that was looked up is called here."""
+        return self._called[name]
 
     def knows(self, name: str) -> bool:
         """Whether it was looked up."""
@@ -79,7 +90,7 @@ class Capacity:
     def can_start(self, name: str, now: float) -> bool:
         """Whether a new rank may be started there. Whether a slot is free is for the caller to know."""
         place = self._places[name]
-        return place.offered and not place.out and place.until <= now
+        return place.offered and place.until <= now
 
     def failed(self, name: str, now: float, new: bool, unfit: bool = False) -> None:
         """A rank has ended there. new: it was none yet, or unfit: it was one that could not take the state."""
@@ -87,14 +98,15 @@ class Capacity:
         if unfit:
             place.early = max(place.early, place.before)
         place.early += new
-        place.out |= place.early >= self._failures
+        if new and place.early >= self._failures:
+            place.out, place.until = True, now + QUIET_S
         if place.failed is not None:
             if now < place.failed + TOGETHER_S:
                 return
             if now > place.failed + max(QUIET_S, 2 * self._high):
                 place.failures = 0
         place.failures, place.failed = place.failures + 1, now
-        place.until = now + min(self._high, self._low * 2 ** min(place.failures - 1, 30))
+        place.until = max(place.until, now + min(self._high, self._low * 2 ** min(place.failures - 1, 30)))
 
     def unreached(self, name: str, now: float) -> None:
         """No agent has come from there. The host may be about to start, so it is tried again and again."""
@@ -104,19 +116,20 @@ class Capacity:
     def became_rank(self, name: str) -> None:
         """A process there is a rank now, so nothing is missing."""
         place = self._places[name]
-        place.before, place.early = place.early, 0
+        place.before, place.early, place.out = place.early, 0, False
 
     def remedy(self, name: str, now: float) -> str:
         """What follows from its failures, to be put behind a text; "" if nothing."""
         place = self._places[name]
         if place.out:
-            return f"; host {name} is left out: {place.early} processes in a row ended there before they were ranks"
+            why = f"{place.early} processes in a row ended there before they were ranks"
+            return f"; host {name} is left out for {QUIET_S:g} s: {why}"
         left = round(place.until - now, 1)
         return f"; host {name} gets no new rank for {left:g} s" if left > 0 else ""
 
     def due(self, now: float) -> float | None:
         """When the next cooldown ends."""
-        ends = [place.until for place in self._places.values() if place.until > now and place.offered and not place.out]
+        ends = [place.until for place in self._places.values() if place.until > now and place.offered]
         return min(ends, default=None)
 
     def hopeless(self) -> bool:

@@ -2,9 +2,9 @@
 
 The script prints `host:slots` or `host`, a line each, as Horovod's. It has a process group of its own and a time limit,
 and nothing here waits for it: its ends of the pipes are watched by one descriptor (an epoll), which the job's loop
-watches in its turn. An answer that cannot be believed (an exit code, a line that is no host, no line at all, no answer
-in time) changes nothing: the last good one stays. The trouble is told once, with the last line that the script has
-written to stderr, and told again only when it has gone or become another.
+watches in its turn. An answer that cannot be believed (an exit code, no line with a host, no answer in time) changes
+nothing: the last good one stays. A line that is no host is left out, and the others count. The trouble is told once,
+with the last line that the script has written to stderr, and told again only when it has gone or become another.
 
 The launcher has threads by the time of most runs, so the script is started by posix_spawn: no Python runs between fork
 and exec. What the script leaves behind is killed with its group, and reaped, since orphans of the launcher become its
@@ -52,6 +52,7 @@ class DiscoveryScript:
         self._killed = False
         self._group = 0  # of the last run, until all of it has been reaped
         self._trouble = ""
+        self.broken = False  # there is no such command
         self.pid = 0  # of the script while it runs: for whoever reaps the children of this process
         self.latest: list[hosts.Host] = []
 
@@ -60,10 +61,10 @@ class DiscoveryScript:
         return self._poll.fileno()
 
     def first(self) -> list[hosts.Host]:
-        """Waits for the first answer. Raises DiscoveryError."""
+        """Waits for one answer. Raises DiscoveryError where it has no host."""
         while not self.latest:
             _, told = self.turn(time.monotonic())
-            if told:
+            if told and not self.latest:
                 raise DiscoveryError(coded("HVD708", told))
             self._poll.poll(STEP_S / 5)
         return self.latest
@@ -111,6 +112,7 @@ class DiscoveryScript:
             )
         except OSError as error:
             self._next = now + EVERY_S
+            self.broken = True
             return self._text(f"cannot be started: {error.strerror}")
         finally:
             for read, write in pipes:
@@ -157,26 +159,25 @@ class DiscoveryScript:
 
     def _taken(self, code: int) -> str:
         """What is wrong with the answer, which is taken if nothing is."""
+        self.broken = code in (process.NOT_FOUND, process.NOT_RUNNABLE)
         if code:
             end = f"was killed by {process.signal_name(-code)}" if code < 0 else f"ended with code {code}"
             return self._text(end)
-        try:
-            found = hosts.parse_discovered(self._out.decode(errors="replace"), self._slots)
-        except hosts.HostError as error:
-            return self._text(uncoded(str(error)))
+        found, wrong = hosts.parse_discovered(self._out.decode(errors="replace"), self._slots)
         if not found:
-            return self._text("prints no host that has a slot")
+            return self._text(uncoded(wrong) or "prints no host that has a slot")
         if sorted(found) != sorted(self.latest):  # another order is no news
             self.latest = found
+        if wrong:
+            return self._text(f"{uncoded(wrong)}; this line is left out", "")
         self._trouble = ""
         return ""
 
-    def _text(self, what: str) -> str:
+    def _text(self, what: str, kept: str = "; the hosts stay as they were") -> str:
         lines = self._err.decode(errors="replace").split("\n")
         last = next((line.strip() for line in reversed(lines) if line.strip()), "")
         said = f", and says: {last[:WORDS_MAX]}" if last else ""
-        kept = "; the hosts stay as they were" if self.latest else ""
-        return f"--host-discovery-script {self._command}: {what}{said}{kept} [HVD708]"
+        return f"--host-discovery-script {self._command}: {what}{said}{kept if self.latest else ''} [HVD708]"
 
     def _kill(self) -> None:
         """The script, if it runs still, and all of its group. Its number is nobody else's, as it is not reaped."""

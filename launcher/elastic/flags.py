@@ -14,18 +14,29 @@ import argparse
 import sys
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
-from hvdlite._coded import coded
+from hvdlite import config
+from hvdlite._coded import coded, uncoded
 
 from .. import gathering, hosts, places, rsh, ssh
-from ..plan import Elastic
+from ..plan import Elastic, Plan
 from .discovery import DiscoveryError, DiscoveryScript
+from .ends import EXCEPTION
 from .members import Terms
 
+Pause = Callable[[float], object]
 COOLDOWN_S = ("5", "300")
 STEP_S = 0.05
-_MORE = ("slots_per_host", "elastic_timeout", "reset_limit", "blacklist_cooldown_range", "rendezvous_timeout")
+_MORE = (
+    "slots_per_host",
+    "elastic_timeout",
+    "reset_limit",
+    "blacklist_cooldown_range",
+    "rendezvous_timeout",
+    "tolerate",
+)
 
 
 def add_flags(add: Callable[..., argparse.Action]) -> None:
@@ -45,6 +56,12 @@ def add_flags(add: Callable[..., argparse.Action]) -> None:
         help="command that runs every second and prints the hosts, one line `host:slots` each",
     )
     add("--slots-per-host", "--slots", metavar="N", help="slots of hosts for which the script prints none (default 1)")
+    add(
+        "--tolerate",
+        metavar="WHAT",
+        help="ends of a rank after which the others go on: exit codes, and `exception` for one of Python; for example "
+        "exception,3. A signal and a lost host always are",
+    )
     add("--reset-limit", metavar="N", help="end the job if the ranks change more than N times")
     add(
         "--blacklist-cooldown-range",
@@ -55,8 +72,11 @@ def add_flags(add: Callable[..., argparse.Action]) -> None:
     )
 
 
-def of(asked: argparse.Namespace, environ: Mapping[str, str], values: Mapping[str, Any]) -> Elastic | None:
-    """None: the ranks stay. values: of options. May set asked.hosts and asked.np. Raises places.PlaceError."""
+def of(
+    asked: argparse.Namespace, environ: Mapping[str, str], values: Mapping[str, Any], pause: Pause = time.sleep
+) -> Elastic | None:
+    """None: the ranks stay. values: of options. pause: between answers of the script; it may raise. May set asked.hosts
+    and asked.np. Raises places.PlaceError."""
     if not places.come_and_go(asked):
         for name in _MORE:
             if getattr(asked, name) is not None:
@@ -66,7 +86,7 @@ def of(asked: argparse.Namespace, environ: Mapping[str, str], values: Mapping[st
                 )
         return None
     _refuse(asked, values["servers"])
-    terms = _terms(asked, values)
+    terms = _terms(asked, environ, values)
     low, high = (
         places.number("--blacklist-cooldown-range", each, 0, "seconds")
         for each in asked.blacklist_cooldown_range or COOLDOWN_S
@@ -82,14 +102,14 @@ def of(asked: argparse.Namespace, environ: Mapping[str, str], values: Mapping[st
     script = None
     if asked.host_discovery_script is not None:
         script = DiscoveryScript(asked.host_discovery_script, slots or 1, asked.script_folder)
-        listed = _asked_once(script, terms, wait=not asked.dry)
+        listed = _first_offer(script, terms, not asked.dry, pause)
         asked.hosts = ",".join(
             f"[{host.name}]:{host.slots}" if ":" in host.name else f"{host.name}:{host.slots}" for host in listed
         )
         room = sum(host.slots for host in listed)
         terms = terms._replace(np=terms.np or min(room, terms.max_np or room))
         asked.np = str(min(terms.np, room))
-    return Elastic(terms, script, (), (float(low), float(high)), gather=later)
+    return Elastic(terms, script, (), (float(low), float(high)), gather=later, tolerated=_tolerated(asked.tolerate))
 
 
 def placed(elastic: Elastic | None, where: places.Places) -> Elastic | None:
@@ -104,6 +124,36 @@ def placed(elastic: Elastic | None, where: places.Places) -> Elastic | None:
     if isinstance(where.gather, gathering.Gather):  # by the scheduler's way
         elastic = elastic._replace(gather=where.gather)
     return elastic._replace(listed=where.listed, terms=terms._replace(np=size))
+
+
+def with_again(
+    plan: Plan,
+    asked: argparse.Namespace,
+    environ: Mapping[str, str],
+    options: Mapping[str, str],
+    values: Mapping[str, Any],
+) -> Plan:
+    """The plan, with what makes that of another attempt. asked: as on the command line."""
+    if plan.elastic is None or plan.elastic.script is None:
+        return plan
+    return plan._replace(again=partial(_again, plan, asked, environ, options, values))
+
+
+def _again(
+    first: Plan,
+    asked: argparse.Namespace,
+    environ: Mapping[str, str],
+    options: Mapping[str, str],
+    values: Mapping[str, Any],
+    pause: Pause,
+) -> Plan:
+    """Of another attempt: the script is asked for the hosts of now. Raises places.PlaceError, and what pause raises."""
+    asked = argparse.Namespace(**vars(asked))
+    elastic = of(asked, environ, values, pause)
+    now = places.of(asked, environ, options, values["start_timeout"])
+    return first._replace(
+        slots=now.slots, here=now.here or "localhost", gather=now.gather, elastic=placed(elastic, now)
+    )
 
 
 def _refuse(asked: argparse.Namespace, servers: int) -> None:
@@ -125,14 +175,9 @@ def _refuse(asked: argparse.Namespace, servers: int) -> None:
         if there is not None:
             more = ": give --slots-per-host" if flag == "--nproc-per-node" else ": hosts come from one of them"
             raise places.PlaceError(f"--host-discovery-script and {flag} exclude each other{more} [HVD703]")
-    if asked.restarts not in (None, "0"):
-        raise places.PlaceError(
-            "--host-discovery-script and --max-restarts exclude each other: the job would start again on the hosts of "
-            "its first start. Run hvdlite-run again, which asks the script [HVD703]"
-        )
 
 
-def _terms(asked: argparse.Namespace, values: Mapping[str, Any]) -> Terms:
+def _terms(asked: argparse.Namespace, environ: Mapping[str, str], values: Mapping[str, Any]) -> Terms:
     """np is 0 where it is not known yet. Raises places.PlaceError."""
     np = 0 if asked.np is None else places.number("-np", asked.np, 1, "ranks")
     least = _number(asked, "min_np", 1, "ranks", np or 1)
@@ -140,7 +185,21 @@ def _terms(asked: argparse.Namespace, values: Mapping[str, Any]) -> Terms:
     assert least is not None
     _in_order(least, np or least, most, f"-np {np}" if np else f"--min-np {least}")
     resets = _number(asked, "reset_limit", 0, "changes", None)
-    return Terms(least, most, np, values["elastic_timeout"], resets, values["rendezvous_timeout"])
+    # A rank may be as busy as a collective may wait for it, unless somebody has said how long.
+    said = asked.rendezvous_timeout is not None or config.PREFIX + "RENDEZVOUS_TIMEOUT" in environ
+    meeting = values["rendezvous_timeout"] if said else max(values["rendezvous_timeout"], values["collective_timeout"])
+    return Terms(least, most, np, values["elastic_timeout"], resets, meeting)
+
+
+def _tolerated(text: str | None) -> frozenset[str]:
+    """Raises places.PlaceError."""
+    found = frozenset(each.strip() for each in (text or "").split(",") if each.strip())
+    for each in sorted(found - {EXCEPTION}):
+        if not (each.isdecimal() and str(int(each)) == each and 1 <= int(each) <= 255):
+            raise places.PlaceError(
+                f"--tolerate {each[:40]}: must be {EXCEPTION} or an exit code from 1 to 255 [HVD704]"
+            )
+    return found
 
 
 def _in_order(least: int, np: int, most: int | None, named: str, remedy: str = "") -> None:
@@ -150,26 +209,29 @@ def _in_order(least: int, np: int, most: int | None, named: str, remedy: str = "
         raise places.PlaceError(f"--max-np {most} is less than {named} [HVD703]")
 
 
-def _asked_once(script: DiscoveryScript, terms: Terms, wait: bool) -> list[hosts.Host]:
+def _first_offer(script: DiscoveryScript, terms: Terms, wait: bool, pause: Pause) -> list[hosts.Host]:
     """The first offer that has room for --min-np ranks, or the first if nobody waits. Raises places.PlaceError."""
-    end = time.monotonic() + terms.timeout
+    end, listed, told, shown = time.monotonic() + terms.timeout, list[hosts.Host](), "", ""
     try:
-        listed, shown = script.first(), None
+        listed = [] if wait else script.first()
         while wait and sum(host.slots for host in listed) < terms.min_np:
             have = ", ".join(f"{host.name}:{host.slots}" for host in listed)
             now = time.monotonic()
             if now >= end:
                 raise places.PlaceError(
                     f"--host-discovery-script has offered fewer than {terms.min_np} slots (--min-np) for "
-                    f"{terms.timeout:g} s (--elastic-timeout): {have} [HVD421]"
+                    f"{terms.timeout:g} s (--elastic-timeout): {have or told or 'no answer'} [HVD421]"
                 )
-            if listed is not shown:
+            if have != shown:
                 _say(f"--host-discovery-script offers {have}: waiting for {terms.min_np} slots (--min-np)")
-                shown = listed
-            time.sleep(STEP_S)
-            _, told = script.turn(now)
-            if told:
-                _say(told)
+                shown = have
+            _, news = script.turn(now)
+            if script.broken:
+                raise DiscoveryError(news)
+            if news:
+                _say(news)
+                told = uncoded(news)
+            pause(STEP_S)
             listed = script.latest
     except DiscoveryError as error:
         raise places.PlaceError(coded("HVD708", str(error))) from None

@@ -51,6 +51,10 @@ class Member:
         self.killed = ""  # why it is being killed
         self.ended = ""  # how
         self.unfit = False  # it has left the last epoch because its state was of another form
+        self.later = False  # it prepares beside the others, and joins where its training function begins
+        self.returned = False  # its training function has
+        self.silent = False  # it has joined, and has said nothing of its end
+        self.started = 0  # the process that was started for it; it may be a wrapper of `pid`
 
     def who(self) -> str:
         """For texts. An error finds its rank in them, so it is that of the epoch which they are about."""
@@ -79,8 +83,13 @@ def expected_place(hosts: Sequence[str], host: str, slot: int, slots: int) -> st
     return ",".join(map(str, (rank, rank + 1, slot, slots, names.index(host), len(names))))
 
 
-def come_and_go(members: Collection[Member], come: int, most: int | None) -> dict[str, int]:
-    """How many of those that would come have room, and how many are to go. most: --max-np."""
-    inside = [m for m in members if m.rank >= 0 and not (m.ended or m.killed or m.told)]
-    go = sum(bool(m.removed) for m in inside)
-    return {"come": come if most is None else min(come, max(0, most - len(inside) + go)), "go": go}
+def staying(members: Collection[Member]) -> list[Member]:
+    """Those of the last epoch that live and are not to go."""
+    return [m for m in members if m.rank >= 0 and not (m.ended or m.killed or m.removed)]
+
+
+def come_and_go(members: Collection[Member], come: int, most: int | None, may_go: bool) -> dict[str, int]:
+    """How many of those that would come have room, and how many are to go now. most: --max-np."""
+    go = sum(bool(m.removed) for m in members if m.rank >= 0 and not (m.ended or m.killed or m.told))
+    room = come if most is None else max(0, most - len(staying(members)))
+    return {"come": min(come, room), "go": go * may_go}

@@ -27,13 +27,14 @@ from hvdlite import _wire
 from hvdlite._coded import coded
 
 from ..epochs import Refusal, Tell
-from . import texts
+from . import ends, texts
 from .current import Current
+from .ends import End
 from .meeting import Meeting
 from .members import Events, Member, Terms, age, come_and_go, ordered
+from .removals import GRACE_S, Removals
 
 TOGETHER_S = 2.0  # from the first newcomer at the rendezvous
-GRACE_S = 30.0  # for a removed member to end
 
 
 class Membership:
@@ -47,7 +48,7 @@ class Membership:
         self._preparing: set[int] = set()  # newcomers that have not joined
         self._waiting: dict[int, Member] = {}  # at the rendezvous
         self._awaited: dict[int, Member] = {}  # of the last epoch, living, and not at the rendezvous
-        self._going: dict[int, float] = {}  # were told to go, and are killed then
+        self._removals = Removals(terms, events.waits)
         self._current = Current(job, tell, clock)
         self._opened = 0  # epochs
         self._build: tuple[str, str] | None = None
@@ -57,18 +58,20 @@ class Membership:
         self._over = ""  # why nobody can join any more
         self._state = False  # somebody has committed
         self._finished, self._absent = False, ""  # a rank, with training; how one did before the first epoch
+        self._begun = False  # training
         self.ends = False  # all are to save and to end
 
     # What the launcher tells and asks.
 
-    def started(self, number: int, host: str, slot: int) -> None:
-        """A process was started."""
+    def started(self, number: int, host: str, slot: int, later: bool = False) -> None:
+        """A process was started. later: it prepares beside the others, and nobody waits for it."""
         self._members[number] = Member(number, host, slot)
+        self._members[number].later = later
         self._preparing.add(number)
 
     def process(self, number: int, pid: int) -> None:
         """The process that it is."""
-        self._members[number].pid = pid
+        self._members[number].pid = self._members[number].started = pid
 
     def free_slot(self, host: str) -> int:
         """The lowest number of a host that no living member has."""
@@ -78,6 +81,16 @@ class Membership:
     def size_now(self) -> int:
         """Of the last epoch."""
         return len(self._current.members)
+
+    def trains(self, number: int, returned: bool) -> None:
+        """Training has begun, or the training function of this member has returned."""
+        if member := self._members.get(number):
+            self._begun, member.returned = True, returned
+
+    def end_of(self, number: int) -> End:
+        """What the book knows of a process that is about to end."""
+        known, member = self._current.members.values(), self._members.get(number)
+        return ends.end_of(member, known, self._opened > 0, self._begun, self._finished)
 
     def ended(self, number: int, text: str, finished: bool = False) -> None:
         """Its process has ended. finished: with training."""
@@ -96,10 +109,14 @@ class Membership:
             self._events.news()
 
     def remove(self, number: int, why: str) -> None:
-        """The member is to go at the next commit."""
-        if self._remove(number, why):
-            self._consider()
-            self._events.news()
+        """The member is to go at the next commit; why is "": it is to stay after all."""
+        member = self._members.get(number)
+        if member is not None and not why and not member.told:
+            member.removed = ""
+        elif not self._remove(number, why):
+            return
+        self._consider()
+        self._events.news()
 
     def remove_new(self, why: str) -> list[int]:
         """Those that were in no epoch yet need not come. Their numbers."""
@@ -112,7 +129,8 @@ class Membership:
         """For running ranks at their next commit: how many would come, are to go, and whether all are to end."""
         held = self._preparing and self._held_until is not None and self._clock() < self._held_until
         come = 0 if held else sum(m.rank < 0 for m in self._waiting.values())
-        told = come_and_go(self._members.values(), come, self._terms.max_np)
+        members = self._members.values()
+        told = come_and_go(members, come, self._terms.max_np, self._removals.may_go(members))
         return {**told, "end": 1} if self.ends else told
 
     def end(self) -> None:
@@ -129,16 +147,14 @@ class Membership:
         """For texts."""
         return self._members[number].who() if number in self._members else f"member {number}"
 
-    def is_new(self, number: int) -> bool:
-        """Whether its end is nobody's loss: it was in no epoch yet while there was one, or it has left one
-        because its state did not fit."""
-        member = self._members.get(number)
-        return member is not None and self._opened > 0 and (member.rank < 0 or member.unfit)
+    def is_later(self, number: int) -> bool:
+        """Whether it was started to prepare beside the others."""
+        return self._members[number].later
 
-    def is_removed(self, number: int, told: bool = False) -> bool:
-        """Whether it is to go; told: and knows it."""
+    def is_removed(self, number: int) -> bool:
+        """Whether it is to go, and does not know it yet."""
         member = self._members.get(number)
-        return member is not None and bool(member.told if told else member.removed)
+        return member is not None and bool(member.removed)
 
     def over(self, text: str) -> None:
         """The job ends: whoever comes to the rendezvous is told."""
@@ -173,11 +189,12 @@ class Membership:
         member = self._members[rank]
         self._build = self._build or build
         member.pid, member.timeout, member.commit, member.unfit = pid, timeout, commit, False
+        member.silent, member.returned = True, False
         self._state |= commit >= 0
         self._preparing.discard(rank)
         self._awaited.pop(rank, None)
         self._waiting[rank] = member
-        if member.removed:
+        if member.removed and (member.rank < 0 or self._finished):
             self._dismiss(member)
         self._consider()
         if self._opened and rank in self._waiting and member.rank < 0:
@@ -195,6 +212,8 @@ class Membership:
 
     def aborted(self, reporter: int, culprit: int, code: int, text: str) -> None:
         """A member says why its epoch ends."""
+        if reporter == culprit:
+            self._members[reporter].silent = False
         self._current.aborted(reporter, culprit, code, text)
 
     def given_up(self, rank: int) -> bool:
@@ -203,6 +222,7 @@ class Membership:
 
     def left(self, rank: int, unfit: bool = False) -> None:
         """BYE."""
+        self._members[rank].silent = False
         self._current.left(rank, unfit)
         self._back(rank)
 
@@ -215,8 +235,8 @@ class Membership:
         """When `tick` is due."""
         if self._over:
             return None
-        others = self._held_until, self._meeting.due(self._waiting.values())
-        times = [*self._current.dues(), *self._going.values(), *filter(None, others)]
+        others = self._held_until, self._meeting.due(self._waiting.values()), self._removals.due()
+        times = [*self._current.dues(), *self._removals.going.values(), *filter(None, others)]
         if self._short_since is not None:
             times.append(self._short_since + self._terms.timeout)
         return min(times, default=None)
@@ -227,12 +247,12 @@ class Membership:
             return
         if (late := self._current.late(now)) is not None:
             self._kill(*late)
-        if self._held_until is not None and self._held_until <= now:
+        if self._removals.late(now) or (self._held_until is not None and self._held_until <= now):
             self._held_until = None
             self._events.news()
         for member in self._meeting.late(now, self._missing(), self._waiting.values()):
             self._kill(member, texts.not_come(member, self._terms.rendezvous_s))
-        for member in [self._members[number] for number, due in self._going.items() if due <= now]:
+        for member in [self._members[number] for number, due in self._removals.going.items() if due <= now]:
             self._kill(member, f"{member.who()} was removed, and has not ended within {GRACE_S:g} s [HVD501]")
         self._consider(self._short_since is not None and self._short_since + self._terms.timeout <= now)
 
@@ -243,7 +263,7 @@ class Membership:
         self._current.lose(member.number, text)
         self._preparing.discard(member.number)
         self._awaited.pop(member.number, None)
-        self._going.pop(member.number, None)
+        self._removals.going.pop(member.number, None)
         self._waiting.pop(member.number, None)
 
     def _kill(self, member: Member, text: str) -> None:
@@ -258,7 +278,7 @@ class Membership:
             return False
         member.removed = why
         self._preparing.discard(number)
-        if number in self._waiting:
+        if number in self._waiting and (member.rank < 0 or self._finished):
             self._dismiss(member)
         return True
 
@@ -266,7 +286,7 @@ class Membership:
         """It is at the rendezvous, and told to go."""
         del self._waiting[member.number]
         member.told = True
-        self._going.setdefault(member.number, self._clock() + GRACE_S)
+        self._removals.going.setdefault(member.number, self._clock() + GRACE_S)
         self._tell(member.number, _wire.REMOVED, member.removed.encode())
 
     def _back(self, number: int) -> None:
@@ -283,13 +303,16 @@ class Membership:
 
     def _missing(self) -> list[Member]:
         """Whom those at the rendezvous wait for."""
-        first = (self._members[number] for number in self._preparing if len(self._waiting) < self._terms.np)
-        return list(self._awaited.values() if self._opened else first)
+        if self._opened:
+            return list(self._awaited.values())
+        first = [m for m in map(self._members.__getitem__, self._preparing) if not m.later]
+        return first if sum(not m.later for m in self._waiting.values()) < self._terms.np else []
 
     # Epochs.
 
     def _consider(self, late: bool = False) -> None:
         """Opens the next epoch if it is time. late: the time to wait for more is over."""
+        self._removals.look(self._clock(), self._members.values())
         if self._awaited:
             self._short_since = None
         elif not self._over:
@@ -298,6 +321,8 @@ class Membership:
 
     def _proceed(self, late: bool) -> None:
         """All that are awaited have come, or there is nobody."""
+        for member in self._removals.at_rendezvous(self._waiting.values(), self._state):
+            self._dismiss(member)
         waiting, terms, missing = self._waiting, self._terms, self._missing()
         enough = len(waiting) >= (1 if self.ends or self._finished else terms.min_np)
         if not self._opened:
@@ -330,7 +355,10 @@ class Membership:
         else:
             for member in missing:  # at the first epoch
                 self._kill(member, texts.not_begun(member, self._meeting.limit(waiting.values())))
-            self._open(ordered(sorted(waiting.values(), key=age)[: terms.max_np]))
+            stay = sorted((m for m in waiting.values() if not m.removed), key=age)
+            first = [] if self._opened else [m for m in stay if not m.later]
+            kept = [m for m in waiting.values() if m.removed]  # beyond --max-np, until others have the state
+            self._open(ordered([*(first or stay)[: terms.max_np], *kept]))
 
     def _open(self, chosen: list[Member]) -> None:
         for number, member in self._current.members.items():

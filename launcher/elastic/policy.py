@@ -1,14 +1,13 @@
 """What does the end of a process mean where ranks come and go, and when is another one started?
 
-A rank that a signal has killed, and one whose host is lost, is gone: the others go on (membership.py says with which
-ranks), and where there is room another process is started. A rank that ends with an error of its own (an exception of
-the script, sys.exit(3)) ends the job, as in every job: it would come again. A process that was in no epoch yet is
-nobody's loss, whatever its end; before the first epoch one that ends with 0 fails those that call init. The first rank
-that ends with 0 means that training is over: no process is started any more, and those that have not joined are ended.
+ends.py judges an end. After a loss the others go on (membership.py says with which ranks), and where there is room
+another process is started. A failure of the script ends the job, as in every job. Before the first epoch a process that
+ends with 0 fails those that call init. The first rank that ends well means that training is over: no process is started
+any more, and those that have not joined are ended. A rank that is lost after that fails the job, once all have ended.
 
-Hosts are those of the command line, or what the discovery script prints (discovery.py); capacity.py says which of them
-may get a process now. SIGTERM and SIGUSR1 announce that the machine will be taken away: ranks are told to save at their
-next commit and to end with code 75, which is then the job's, or with 74 if no file has that commit.
+starts.py says where a process may be started now. SIGTERM and SIGUSR1 announce that the machine will be taken away:
+ranks are told to save at their next commit and to end with code 75, which is then the job's, or with 74 if no file has
+that commit.
 """
 
 from __future__ import annotations
@@ -19,23 +18,20 @@ from typing import TYPE_CHECKING
 
 from .. import process
 from ..branch import Branch
-from ..ending import LOST, Abort, blamed, how
+from ..ending import LOST, UNKNOWN, Abort, blamed
 from ..fixed import TIMEOUT, FixedRanks
-from ..hosts import Slot
-from ..places import is_here
 from ..plan import Elastic
 from ..store import StoreServer
-from . import texts
-from .arrivals import Arrival, Arrivals
-from .capacity import Capacity
-from .members import Events, expected_place
+from . import ends, texts
+from .ends import PREEMPTED, UNKEPT, Meaning
+from .members import Events
 from .membership import Membership
+from .starts import Starts
 
 if TYPE_CHECKING:
     from ..epochs import Tell
     from ..job import Job
 
-PREEMPTED, UNKEPT = 75, 74  # EX_TEMPFAIL of sysexits.h: try again later; EX_IOERR: no file has the last commit
 STORE_MAX = 1024  # connections, where nobody has said how many ranks there may be
 
 
@@ -45,18 +41,11 @@ class ElasticRanks(FixedRanks):
     def __init__(self, job: Job, elastic: Elastic) -> None:
         super().__init__(job)
         self._elastic = elastic
-        own = None if job.own is None else job.own.name
-        if elastic.script is None and all(slot.host != own for slot in job.far.slots):  # srun starts agents here, too
-            own = next(filter(is_here, dict.fromkeys(slot.host for slot in job.far.slots)), own)
-        self._capacity = Capacity(elastic.listed, own, elastic.cooldown, elastic.failures)
-        self._host_of = {slot.rank: slot.host for slot in job.far.slots}
-        number = 1 + max((each.number for each in job.branches), default=0)
-        self._arrivals = Arrivals(job.plan, job.far.secret, elastic.gather, job.signals.ring, number)
-        self._offered = self._capacity.offer(elastic.listed)
-        self._released: set[int] = set()  # numbers of agents that end, since their hosts are offered no more
+        self._starts = Starts(job, elastic)
         self._said: dict[int, str] = {}  # why a rank ends, in its own words
-        self._early = set(self._host_of)  # those that were no ranks yet
         self._finishing = self._over = False  # a rank has ended with one of the codes below; all have ended
+        self._late: tuple[str, int] | None = None  # the first loss for which no rank could go on, and its exit code
+        self._quits = True  # all that have ended in this epoch have called sys.exit(0) within training
         self._codes: set[int] = set()  # of ranks that have ended well: 0, PREEMPTED, UNKEPT
         self._first_end = ""  # of a rank, with 0; until it is told
         self._heard: list[int] = []  # signals that announce the end; of SIGTERM the second one is passed on
@@ -72,24 +61,20 @@ class ElasticRanks(FixedRanks):
         events = Events(self._opened, self._cannot, self._kill, self._news, job.console.say)
 
         def book(tell: Tell) -> Membership:
-            self._members = Membership(terms, number, tell, events)
+            self._members = self._starts.members = Membership(terms, number, tell, events)
             for slot in job.far.slots:
                 self._members.started(slot.rank, slot.host, slot.local_rank)
             return self._members
 
         if self._elastic.script is not None:
             job.watch(self._elastic.script, lambda: None)  # `act` looks
-        size, where = terms.max_np or STORE_MAX, job.far.address
-        others = [name for name in self._capacity.names() if job.own is None or name != job.own.name]
-        if where == "127.0.0.1" and (others or self._elastic.script is not None):
-            where = self._arrivals.reached_at(others)
+        size, where = terms.max_np or STORE_MAX, self._starts.store_address()
         return StoreServer(size, job.far.secret, number, self.aborted, address=where, book=book)
 
     def _opened(self, number: int, members: list[int]) -> None:
         say = self._job.console.say
-        for name in {self._host_of[member] for member in self._early.intersection(members)}:
-            self._capacity.became_rank(name)
-        self._early.difference_update(members)
+        self._starts.became_ranks(members)
+        self._quits = True
         if self._first_end:
             say(texts.over(self._first_end))
             self._first_end = ""
@@ -138,11 +123,11 @@ class ElasticRanks(FixedRanks):
 
     def ended(self, rank: int, code: int) -> None:
         """Its process has ended; code is negative for a signal."""
-        self._ended(rank, code, f"{self._who(rank)} {how(code)}")
+        self._ended(rank, code)
 
     def lost(self, rank: int) -> None:
         """It is lost with its host."""
-        self._ended(rank, LOST, f"{self._who(rank)} is lost with its host", gone=True)
+        self._ended(rank, LOST, gone=True)
 
     def unstarted(self, each: Branch, rank: int, code: int) -> None:
         """There is no process. At the job's start those after it in the order were not started either."""
@@ -151,29 +136,55 @@ class ElasticRanks(FixedRanks):
         if first:
             self._job.ending.living -= each.ranks - set(self._job.ending.pids)
 
-    def _ended(self, rank: int, code: int, text: str, gone: bool = False) -> None:
+    def _ended(self, rank: int, code: int, gone: bool = False) -> None:
         job, members = self._job, self._members
         self._gone[rank] = self._who(rank)
         job.drain(rank)
         job.store.hear(rank)  # its last words come before its end
         words = job.console.last_words(rank) if code else ""
-        new = self._goes_on() and members.is_new(rank)
-        if self._goes_on() and members.is_removed(rank, told=True):
+        end = members.end_of(rank)._replace(code=code, gone=gone, said=self._said.get(rank, ""))
+        text = f"{self._who(rank)} {'is lost with its host' if gone else ends.told(code, end.training)}"
+        meaning = ends.judged(end, self._elastic.tolerated, self.preempted) if self._goes_on() else Meaning.FAILURE
+        if meaning is Meaning.LOSS and self._all_quit(code, end.others):
+            meaning = Meaning.WELL
+        if meaning is Meaning.REMOVED:
             job.ending.living.discard(rank)
             job.store.rank_ended(rank, text)
-        elif not new and (code == 0 or (code in (PREEMPTED, UNKEPT) and self.preempted)):
+        elif meaning is Meaning.WELL or (code == 0 and meaning is Meaning.FAILURE):
             self._codes.add(code)
             self._ended_well(rank, code, text)
-        elif new or (self._goes_on() and (gone or code < 0) and (members.size_now() or not self._finishing)):
-            self._ended_early(rank, code, text, words)
+        elif meaning is Meaning.LATE:
+            self._ended_late(rank, code, f"{text}{words}")
+        elif meaning is not Meaning.FAILURE:
+            self._ended_early(rank, code, text, words, meaning is Meaning.UNUSED)
         else:
-            if rank in self._said and self._goes_on():
-                job.ending.aborted(time.monotonic(), Abort(rank, rank, self._said[rank]))
-            job.ending.ended(time.monotonic(), rank, code, words)
-            members.over(blamed(text + words, code))
-            job.store.rank_ended(rank, blamed(text + words, code))
+            self._failed(rank, code, text + words)
         job.tell(f"{text} after {time.monotonic() - job.began:.2f} s")
         self._let_go()
+
+    def _all_quit(self, code: int, others: int) -> bool:
+        """Whether the last rank has ended, each by sys.exit(0) within training: that is how some scripts stop early."""
+        self._quits &= code == 0
+        return self._quits and not others
+
+    def _failed(self, rank: int, code: int, text: str) -> None:
+        job = self._job
+        if self._goes_on() and self._late is not None:
+            job.fail(*self._late)  # it may have missed that one
+        if rank in self._said and self._goes_on():
+            job.ending.aborted(time.monotonic(), Abort(rank, rank, self._said[rank]))
+        job.ending.ended(time.monotonic(), rank, code, job.console.last_words(rank) if code else "")
+        self._members.over(blamed(text, code))
+        job.store.rank_ended(rank, blamed(text, code))
+
+    def _ended_late(self, rank: int, code: int, text: str) -> None:
+        """The job fails when all have ended: who saves a result now must not be cut off."""
+        text = blamed(texts.late(text), code)
+        self._late = self._late or (text, 128 - code if code < 0 else code or UNKNOWN)
+        self._job.ending.living.discard(rank)
+        if self._job.ending.living:  # else it is the last line
+            self._job.console.say(text)
+        self._job.store.rank_ended(rank, text)
 
     def _ended_well(self, rank: int, code: int, text: str) -> None:
         self._first_end = self._first_end if self._finishing or code else self._who(rank)
@@ -183,12 +194,13 @@ class ElasticRanks(FixedRanks):
         for member in self._members.remove_new("training is over") if self._members.size_now() else ():
             self._signal(member, signal.SIGTERM)
 
-    def _ended_early(self, rank: int, code: int, text: str, words: str) -> None:
-        """The others go on without it."""
-        now, new, name = time.monotonic(), self._members.is_new(rank), self._host_of[rank]
+    def _ended_early(self, rank: int, code: int, text: str, words: str, new: bool) -> None:
+        """The others go on without it. new: it was no rank yet."""
+        now, starts = time.monotonic(), self._starts
+        name, capacity = starts.host_of[rank], starts.capacity
         self._job.ending.living.discard(rank)
-        self._capacity.failed(name, now, new, unfit=new and rank not in self._early)
-        remedy = "" if self._finishing else self._capacity.remedy(name, now)
+        capacity.failed(name, now, new, unfit=new and rank not in starts.early)
+        remedy = "" if self._finishing else capacity.remedy(name, now)
         if not (new and self._finishing):  # which were told to end
             self._job.console.say(blamed(f"{text}{words if new else ''}; the others go on{remedy}", code))
         self._job.store.rank_ended(rank, blamed(text, code))
@@ -199,9 +211,11 @@ class ElasticRanks(FixedRanks):
             return
         if self._goes_on() and PREEMPTED in self._codes:
             self._job.fail(texts.KEPT, PREEMPTED)
+        if self._goes_on() and self._late is not None:
+            self._job.fail(*self._late)
         if self._goes_on() and UNKEPT in self._codes:
             self._job.fail(texts.UNKEPT, 128 + self._heard[0])
-        if self._goes_on() and not self._finishing and self._capacity.hopeless():
+        if self._goes_on() and not self._finishing and self._starts.capacity.hopeless():
             self._job.fail("no host is left to run on: all have failed too often [HVD423]", 1)
         if self._finishing or not self._goes_on():
             self._over = True
@@ -213,7 +227,7 @@ class ElasticRanks(FixedRanks):
             super().host_lost(each, why)
             return
         self._job.console.say(f"host {each.name} is lost: {why} [HVD403]")
-        self._capacity.failed(each.name, time.monotonic(), False)
+        self._starts.capacity.failed(each.name, time.monotonic(), False)
 
     # Preemption.
 
@@ -241,7 +255,7 @@ class ElasticRanks(FixedRanks):
 
     def due(self) -> float | None:
         """When `act` has something to do; None: never."""
-        times = [self._capacity.due(time.monotonic()), self._end_by]
+        times = [self._starts.capacity.due(time.monotonic()), self._end_by]
         if self._elastic.script is not None and not self._finishing and self._goes_on():
             times.append(self._elastic.script.due())
         return min((at for at in times if at is not None), default=None)
@@ -255,11 +269,7 @@ class ElasticRanks(FixedRanks):
             self.close()
             self._let_go()
             return
-        self._discover(now)
-        for arrival in self._arrivals.turn():
-            self._arrived(arrival, now)
-        self._fill(now)
-        self._release()
+        self._starts.look(now)
 
     def children(self) -> set[int]:
         """The discovery script, which is waited for here."""
@@ -267,83 +277,6 @@ class ElasticRanks(FixedRanks):
 
     def close(self) -> None:
         """No process is started any more."""
-        self._arrivals.close()
+        self._starts.arrivals.close()
         if self._elastic.script is not None:
             self._elastic.script.close()
-
-    def _discover(self, now: float) -> None:
-        script = self._elastic.script
-        if script is None:
-            return
-        _, told = script.turn(now)
-        if told:
-            self._job.console.say(told)
-        new = [host.name for host in script.latest if not self._capacity.knows(host.name)]
-        for name in new:
-            self._arrivals.look_up(name, self._capacity.look_up)
-        if new or (offered := self._capacity.offer(script.latest)) == self._offered:
-            return
-        self._offered = offered
-        self._job.console.say(texts.offers(offered))
-        for name in self._capacity.names():
-            slots = self._capacity.slots(name)
-            for member in sorted(self._staying(name))[slots:]:  # the newest
-                self._members.remove(member, texts.removed(name, slots))
-
-    def _staying(self, name: str | None = None) -> list[int]:
-        """Living members that are not to go; name: of this host."""
-        living = (m for m in self._members.living() if not self._members.is_removed(m))
-        return [m for m in living if name is None or self._host_of[m] == name]
-
-    def _fill(self, now: float) -> None:
-        """Starts processes where there is room."""
-        most = self._elastic.terms.max_np
-        for name in self._capacity.names():
-            while self._capacity.can_start(name, now) and not self._arrivals.awaits(name):
-                here = sum(self._host_of[m] == name for m in self._members.living())
-                if here >= self._capacity.slots(name) or (most is not None and len(self._staying()) >= most):
-                    break
-                branch = next(iter(self._agents(name)), None)
-                if branch is None:
-                    self._arrivals.send_for(name)
-                    break
-                self._start(name, branch)
-
-    def _agents(self, name: str) -> list[Branch]:
-        """Of this host, that live and are to stay: one or none."""
-        agents = (each for each in self._job.branches if each.name == name and each.alive)
-        return [each for each in agents if each.pid is not None or each.number not in self._released]
-
-    def _release(self) -> None:
-        """Nothing stays on other hosts that are offered no more."""
-        at_work = {self._host_of[member] for member in self._members.living()}
-        for name in self._capacity.names():
-            if not self._capacity.slots(name) and name not in at_work:
-                for each in (each for each in self._agents(name) if each.pid is None):
-                    self._released.add(each.number)
-                    each.order(do="release")
-
-    def _start(self, name: str, branch: Branch) -> None:
-        """One more process. It prepares beside the others, and takes a place for its own that it may get."""
-        job, number, slot = self._job, len(self._host_of), self._members.free_slot(name)
-        self._host_of[number] = name
-        self._early.add(number)
-        job.console.admit(number, name)
-        job.ending.admit(number)
-        branch.ranks.add(number)
-        self._members.started(number, name, slot)
-        slots = self._capacity.slots(name)
-        order = job.starts.of([number], name, branch is job.own, [Slot(number, name, slot, slots, 0, 1)])
-        environ = order["ranks"][0]["environ"]
-        if self._members.size_now():
-            hosts = [self._host_of[member] for member in self._staying()]
-            environ["HVDLITE_EXPECTED_PLACE"] = expected_place(hosts, name, slot, slots)
-        branch.order(**order)
-
-    def _arrived(self, arrival: Arrival, now: float) -> None:
-        """The agent of a host that comes later, or why there is none."""
-        if arrival.branch is None:
-            self._capacity.unreached(arrival.name, now)
-            self._job.console.say(f"{arrival.trouble}{self._capacity.remedy(arrival.name, now)}")
-            return
-        self._job.admit(arrival.branch, arrival.sessions)

@@ -33,6 +33,11 @@ def over(who: str) -> str:
     return f"{who} has ended with code 0: training counts as over, and lost ranks are not replaced"
 
 
+def late(ended: str) -> str:
+    """A loss for which no rank can go on."""
+    return f"{ended}; training is over on the other ranks, so what it had left to do is missing, and the job fails"
+
+
 def offers(slots: Mapping[str, int]) -> str:
     """The hosts have changed."""
     return f"the discovery script offers {', '.join(f'{name}:{count}' for name, count in slots.items())}"
@@ -44,14 +49,25 @@ def removed(host: str, slots: int) -> str:
     return f"this rank is removed: host {host} is {few}"
 
 
+def kept(members: Collection[Member], terms: Terms) -> str:
+    """Ranks stay although they are to go."""
+    return (
+        f"{_listed(members)} {'stay' if len(members) > 1 else 'stays'} until new ranks have the training state, at "
+        f"most {terms.timeout:g} s (--elastic-timeout): fewer than --min-np {terms.min_np} would be left"
+    )
+
+
+def _listed(members: Collection[Member]) -> str:
+    """No more than a line of them."""
+    shown = ", ".join(m.who() for m in list(members)[:4])
+    return shown + (f" and {len(members) - 4} more" if len(members) > 4 else "")
+
+
 def waited_for(awaited: Collection[Member], there: int, seconds: float, first: bool) -> str:
     """A text: so many others wait for these, first: in init. It names no more than a line of them."""
-    shown = ", ".join(m.who() for m in list(awaited)[:4]) + (
-        f" and {len(awaited) - 4} more" if len(awaited) > 4 else ""
-    )
     others = "rank has" if there == 1 else f"{there} ranks have"
     where = "in init" if first else "to meet again"
-    return f"the other {others} waited {seconds:.0f} s {where}: missing {shown}"
+    return f"the other {others} waited {seconds:.0f} s {where}: missing {_listed(awaited)}"
 
 
 def short(there: int, terms: Terms, over: bool) -> str:

@@ -53,20 +53,26 @@ def test_failures_are_known_when_a_host_comes_back(two):
     assert two.due(10.0) == 15.0 and not two.can_start("b", 14.0) and two.can_start("b", 15.0)
 
 
-def test_a_host_on_which_no_process_becomes_a_rank_is_left_out_for_good(two):
+def test_a_host_on_which_no_process_becomes_a_rank_is_left_out_for_a_while(two):
     for at in (0.0, 0.1):
         two.failed("a", at, new=True)
     two.became_rank("a")
     for at in (50.0, 60.0, 70.0):
         assert not two.hopeless() and "left out" not in two.remedy("a", at)
         two.failed("a", at, new=True)
-    told = "; host a is left out: 3 processes in a row ended there before they were ranks"
-    assert two.remedy("a", 70.0) == told and not two.can_start("a", 10000.0) and two.due(70.0) is None
+    told = "; host a is left out for 600 s: 3 processes in a row ended there before they were ranks"
+    assert two.remedy("a", 70.0) == told and not two.can_start("a", 669.0) and two.due(70.0) == 670.0
+    assert two.can_start("a", 670.0)
+    two.failed("a", 671.0, new=True)  # one more try
+    assert not two.can_start("a", 1270.0)
     for _ in range(3):
         two.failed("b", 500.0, True)
     assert two.hopeless()
-    two.offer([Host("a", 2), Host("c", 1)])
-    assert not two.hopeless()
+    two.offer([Host("b", 1), Host("c", 1)])
+    assert not two.hopeless() and two.slots("a") == 0
+    two.offer([Host("a", 2)])  # it comes back
+    two.failed("a", 1300.0, new=True)
+    assert not two.hopeless() and two.can_start("a", 1330.0)
 
 
 def test_ranks_that_cannot_take_the_state_were_none(two):
@@ -74,7 +80,7 @@ def test_ranks_that_cannot_take_the_state_were_none(two):
         assert two.can_start("a", 10000.0)
         two.became_rank("a")
         two.failed("a", at, new=True, unfit=True)
-    assert "host a is left out: 3 processes in a row" in two.remedy("a", 20.0)
+    assert "host a is left out for 600 s: 3 processes in a row" in two.remedy("a", 20.0)
 
 
 def test_a_host_that_cannot_be_reached_is_never_left_out(monkeypatch):
@@ -130,7 +136,7 @@ WRONG = [
     ("echo a:2; echo 'no such key' >&2; echo >&2; exit 3", "ended with code 3, and says: no such key"),
     ("/no/such/script", "ended with code 127, and says: "),
     ("kill -9 $$", "was killed by SIGKILL"),
-    ("echo a:2; echo b c", "line 2: 'b c' is not a host"),
+    ("echo .a:2; echo b c", "line 1: '.a:2' is not a host"),
     ("true", "prints no host that has a slot"),
     ("echo a:0", "prints no host that has a slot"),
     ("yes", "has printed more than 1 MB"),
@@ -153,6 +159,15 @@ def test_what_cannot_be_believed_is_an_error_at_first_and_is_told_once_later(scr
     assert_silent(later, tmp_path / "runs")
     (tmp_path / "hosts").write_text("echo b:1")
     assert until(later, lambda changed, told: changed) == (True, "") and later.latest == [Host("b", 1)]
+
+
+def test_a_line_that_is_no_host_is_left_out_and_the_others_count(script, tmp_path):
+    hosts = script(f"echo a:2; echo {'b' * 64}.c:1; echo d..e; echo f.:1")
+    changed, told = until(hosts, lambda changed, told: changed)
+    assert hosts.latest == [Host("a", 2), Host("f.", 1)]
+    assert "line 2: 'bbb" in told and "write name, name:slots or [IPv6]:slots; this line is left out [HVD708]" in told
+    (tmp_path / "hosts").write_text(f"echo >> {tmp_path}/runs; echo a:2; echo {'b' * 64}.c:1; echo f.:1")
+    assert_silent(hosts, tmp_path / "runs")
 
 
 def test_another_order_is_no_change(script, tmp_path):
@@ -209,13 +224,15 @@ REFUSED = [
     ("-np 2 --min-np 1 --blacklist-cooldown-range 1 x", "--blacklist-cooldown-range x: must be a whole"),
     ("-np 2 --min-np 1 --mpi", "not yet: --min-np with --mpi: name hosts by"),
     ("--max-np 2 --nnodes 2", "not yet: --max-np with --nnodes"),
-    ("--host-discovery-script true --max-restarts 1", "exclude each other: the job would start again on"),
+    ("-np 2 --tolerate 3", "--tolerate is for jobs whose ranks come and go"),
+    ("-np 2 --min-np 1 --tolerate exception,0", "--tolerate 0: must be exception or an exit code from 1 to 255"),
+    ("-H a..b:1", "'a..b:1' is not a host: write name"),
     ("--host-discovery-script true -np 1 -H a", "--host-discovery-script and -H exclude each other"),
     ("--host-discovery-script true --nproc-per-node 2", "exclude each other: give --slots-per-host [HVD703]"),
     ("--host-discovery-script /no/such -np 1", "--host-discovery-script /no/such: ended with code 127, and says: "),
     ("--host-discovery-script /etc/passwd -np 1", "/etc/passwd: ended with code 126, and says: "),
-    ("--host-discovery-script 'echo a; echo b:c' -np 1", "echo b:c: line 2: 'b:c' is not a host"),
-    ("--host-discovery-script 'echo a:0' -np 1", "prints no host that has a slot [HVD708]"),
+    ("--host-discovery-script 'echo b:c' --elastic-timeout 1", "echo b:c: line 1: 'b:c' is not a host"),
+    ("--host-discovery-script 'exit 3' --elastic-timeout 1", "slots (--min-np) for 1 s (--elastic-timeout): --host-d"),
     ("--host-discovery-script 'echo a:1' -np 2 --elastic-timeout 1", "fewer than 2 slots (--min-np) for 1 s"),
 ]
 

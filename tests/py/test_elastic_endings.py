@@ -10,11 +10,13 @@ import pytest
 from elastic_jobs import AT_ONCE, PROGRAM, ElasticJob
 from ranks import everything
 
+from hvdlite.launcher.elastic.ends import End, judged
+
 LONG = {"epochs": 1000}
 NEVER = ("--blacklist-cooldown-range", "1000", "1000")
 KILLED = "rank 1 (pid P on localhost) killed by SIGKILL; the others go on"
 COOLS = "; host localhost gets no new rank for 1000 s [HVD402]"
-OUT = "; host localhost is left out: 5 processes in a row ended there before they were ranks [HVD401]"
+OUT = "; host localhost is left out for 600 s: 5 processes in a row ended there before they were ranks [HVD401]"
 
 
 def said(job):
@@ -209,3 +211,41 @@ def test_a_job_that_starts_again_goes_on_from_its_file(tmp_path, restarts):
         (tmp_path / "last").touch()
         job.finish()
         assert "restart 1 of 1" in said(job)
+
+
+IN, OVER = {"training": True, "others": 2}, {"over": True}
+MEANT = [
+    ("REMOVED", End(0, removed=True, **IN)),
+    ("UNUSED", End(1, new=True)),
+    ("WELL", End(0)),  # no training function, or it has returned
+    ("LOSS", End(0, **IN)),
+    ("LOSS", End(-9, **IN)),
+    ("LOSS", End(255, gone=True, **IN)),
+    ("LOSS", End(137, **IN)),
+    ("LOSS", End(143, said="rank 1 called sys.exit(143)", **IN)),
+    ("LOSS", End(1, vanished=True, **IN)),  # behind a wrapper that has a code of its own
+    ("FAILURE", End(1, said="rank 1 raised ValueError", **IN)),
+    ("FAILURE", End(3, **IN)),
+    ("FAILURE", End(255, **IN)),
+    ("LOSS", End(-9, others=2, **OVER)),
+    ("LOSS", End(-9, training=True)),  # the last one: the job ends, as nobody has the state
+    ("LATE", End(-9, **OVER)),
+    ("LATE", End(0, training=True, **OVER)),
+    ("LATE", End(0, gone=True, **OVER)),
+    ("FAILURE", End(3, **OVER)),
+]
+TOLERATED = [
+    ("LOSS", End(1, said="rank 1 raised ValueError", **IN)),
+    ("LOSS", End(1, **IN)),  # raised when the job had failed already
+    ("FAILURE", End(1, said="rank 1 called sys.exit(1)", **IN)),
+    ("LOSS", End(3, said="rank 1 called sys.exit(3)", **IN)),
+    ("FAILURE", End(4, **IN)),
+    ("LATE", End(1, said="rank 1 raised ValueError", **OVER)),
+    ("WELL", End(0, **OVER)),
+]
+
+
+def test_what_an_end_means():
+    assert [judged(end).name for _, end in MEANT] == [name for name, _ in MEANT]
+    assert [judged(end, {"exception", "3"}).name for _, end in TOLERATED] == [name for name, _ in TOLERATED]
+    assert [judged(End(code, **IN), preempted=True).name for code in (0, 74, 75, 76)] == 3 * ["WELL"] + ["FAILURE"]

@@ -35,7 +35,7 @@ class History:
         self.at, self.commit, self.rank, self.host, self.slot = {}, {}, {}, {}, {}  # of the living
         self.last, self.base, self.state = [], -1, False  # the last epoch: by rank; the commit that it began with
         self.joined, self.lost, self.heard, self.going = {}, set(), [], {}
-        self.killed, self.doomed, self.removed, self.rounds = set(), [], set(), {}
+        self.killed, self.doomed, self.removed, self.rounds, self.later = set(), [], set(), {}, set()
         self.reports, self.before = set(), set()
         events = Events(self.opened, self.failed, self.kill, lambda: None, self.waits)
         self.book = Membership(self.terms, 7, self.tell, events, lambda: self.now)
@@ -46,7 +46,9 @@ class History:
         number, self.next = self.next, self.next + 1
         self.host[number] = host = f"h{self.r.randrange(4)}"
         self.slot[number] = slot = self.book.free_slot(host)
-        self.book.started(number, host, slot)
+        if self.epochs or sum(n not in self.later for n in self.at) >= self.terms.np:
+            self.later.add(number)
+        self.book.started(number, host, slot, number in self.later)
         self.book.process(number, number)
         self.at[number], self.commit[number], self.rank[number] = "away", -1, -1
 
@@ -72,11 +74,19 @@ class History:
         assert number == self.epochs and members and len(set(members)) == len(members)
         assert self.terms.reset_limit is None or number <= self.terms.reset_limit
         assert not self.awaited(), f"epoch {number} opened without {self.awaited()}"
-        assert all(self.at[n] == "waiting" and n not in self.removed | self.killed for n in members)
-        assert (1 if self.finished else self.terms.min_np) <= len(members) <= (self.terms.max_np or 999)
+        assert all(self.at[n] == "waiting" and n not in self.killed for n in members)
+        stay = [n for n in members if n not in self.removed]
+        heirs = [n for n in stay if (self.commit if self.state else self.rank)[n] >= 0]
+        assert stay == members or not heirs or len(stay) < self.terms.min_np, "nobody needed the removed"
+        assert len(stay) <= (self.terms.max_np or 999)
         rest = [n for n, at in self.at.items() if at == "waiting" and n not in members and n not in self.going]
         rest = [n for n in rest if n not in self.killed]
         assert all(self.rank[n] < 0 for n in rest), "a survivor was left out"
+        assert (1 if self.finished else self.terms.min_np) <= len(members + rest)
+        first = [n for n in members if n not in self.later]
+        if not self.epochs and first:
+            assert first == members, "a newcomer began with the first"
+            rest = [n for n in rest if n not in self.later]
         assert not rest or len(members) == self.terms.max_np and max(members) < min(rest) or self.epochs
         having = [n for n in members if self.commit[n] >= 0]
         assert having or not self.state, "state was lost, and nobody said so"
@@ -118,8 +128,8 @@ class History:
         if "join within" in text:
             assert at in AWAITED and any(self.rank[n] >= 0 for n, at in self.at.items() if at == "waiting")
         elif "call init" in text:
-            assert at == "away" and not self.epochs
-            assert self.terms.min_np <= list(self.at.values()).count("waiting") < self.terms.np
+            assert at == "away" and not self.epochs and number not in self.later
+            assert self.terms.min_np <= list(self.at.values()).count("waiting")
         elif "was removed" in text:
             assert self.now >= self.going[number] + 30
         elif "take part" in text:
@@ -136,7 +146,8 @@ class History:
         awaits = re.search(r" waited .*: missing .*rank \d+ \(pid \d+ on h\d\)", text)
         first = re.search(r" waited .* in init: missing .*new rank \(pid \d+ on h\d\)", text)
         named = self.awaited() if awaits else not self.epochs and "away" in self.at.values() and first
-        assert named or re.search(r"waits? for \d+ more \(--min-np", text), text
+        kept = re.search(r"^rank .* stays? until new ranks have", text) and self.removed
+        assert named or kept or re.search(r"waits? for \d+ more \(--min-np", text), text
 
     # What members do.
 
@@ -238,8 +249,12 @@ class History:
             self.start()
         elif what < 0.80 and self.at:
             number = r.choice(list(self.at))
-            self.removed.add(number)
-            self.book.remove(number, "its host goes")
+            if r.random() < 0.7:
+                self.removed.add(number)
+                self.book.remove(number, "its host goes")
+            elif number not in self.going:
+                self.removed.discard(number)
+                self.book.remove(number, "")
         elif what < 0.86 and self.epochs:
             pair = self.last[0], self.last[-1]  # the link that is cut, if one is
             reporter, culprit = pair if r.random() < 0.5 else pair[::-1]
@@ -274,8 +289,10 @@ class History:
         waiting = [n for n, at in self.at.items() if at == "waiting" and n not in self.killed]
         if self.over or not waiting or self.awaited():
             return
-        preparing = [n for n, at in self.at.items() if at == "away" and n not in self.removed | self.killed]
-        begun = self.epochs or len(waiting) >= self.terms.np or not preparing
+        preparing = [
+            n for n, at in self.at.items() if at == "away" and n not in self.removed | self.killed | self.later
+        ]
+        begun = self.epochs or sum(n not in self.later for n in waiting) >= self.terms.np or not preparing
         enough = len(waiting) >= (1 if self.finished else self.terms.min_np)
         assert not (begun and enough), "enough are there, and no epoch is open"
         assert self.book.deadline() is not None, "they wait for ever"

@@ -191,7 +191,7 @@ def test_the_rank_that_alone_has_state_is_not_killed(first, second, loser):
 def test_a_newcomer_that_leaves_before_it_has_state_is_new():
     book = Book(2, max_np=3)
     book.start(2, 3)
-    assert book.of.is_new(2) and not book.of.is_new(1)
+    assert book.of.end_of(2).new and not book.of.end_of(1).new
     book.join(2)
     assert book.news == [{"come": 0, "go": 0}]  # 3 comes soon
     book.at(2.0)
@@ -199,14 +199,14 @@ def test_a_newcomer_that_leaves_before_it_has_state_is_new():
     book.join(3)
     assert book.news[2:] == [{"come": 1, "go": 0}]  # there is room for one
     book.again(0, 1)
-    assert book.opened[-1] == [0, 1, 2] and not book.of.is_new(2)
+    assert book.opened[-1] == [0, 1, 2] and not book.of.end_of(2).new
     book.of.left(2, True)
-    assert book.of.is_new(2) and not book.of.is_new(4)
+    assert book.of.end_of(2).new and not book.of.end_of(4).new
     book.of.left(1)
-    assert not book.of.is_new(1)
+    assert not book.of.end_of(1).new
     book = Book(2)
     book.of.left(1)
-    assert not book.of.is_new(1)
+    assert not book.of.end_of(1).new
 
 
 def test_a_removed_member_goes_at_the_next_meeting_and_is_killed_if_it_does_not():

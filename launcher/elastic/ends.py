@@ -1,0 +1,97 @@
+"""What does the end of one process mean to an elastic job? A pure function of all that is known of the process.
+
+The exit code alone does not say it. A shell turns SIGKILL into code 137, a pipe into 0. A script that gets SIGTERM may
+end with 0 in the middle of training. So three more facts count: whether the training function has returned on that rank
+(it tells the launcher), whether the process said something before its end, and whether a wrapper was started in its
+place. docs/guides/elastic.md has the table of `judged`.
+"""
+
+from __future__ import annotations
+
+import enum
+import signal
+from collections.abc import Collection
+from typing import NamedTuple
+
+from ..ending import how
+from ..process import signal_name
+from .members import Member
+
+PREEMPTED, UNKEPT = 75, 74  # EX_TEMPFAIL of sysexits.h: try again later; EX_IOERR: no file has the last commit
+EXCEPTION = "exception"  # a word of --tolerate
+
+
+class Meaning(enum.Enum):
+    """What an end means."""
+
+    REMOVED = "the process was told to go"
+    UNUSED = "it was no rank yet, so nobody misses it"
+    WELL = "it has done its part"
+    LOSS = "the others go on without it"
+    LATE = "training is over, so nobody does what it has left undone: the job fails when all have ended"
+    FAILURE = "the script has failed, and would again: the job ends"
+
+
+class End(NamedTuple):
+    """What is known of a process that has ended. code is negative for a signal."""
+
+    code: int
+    gone: bool = False  # with its host
+    removed: bool = False  # it was told to go
+    new: bool = False  # it was in no epoch yet while there was one, or could not take the state
+    training: bool = False  # it was within its training function
+    vanished: bool = False  # its connection ended without a word, and its process is not the one that was started
+    said: str = ""  # why it ends, in its own words: "rank 1 raised ValueError: ..."
+    others: int = 0  # living ranks that can go on without it
+    over: bool = False  # training has ended on one rank or more
+
+
+def end_of(member: Member | None, known: Collection[Member], opened: bool, begun: bool, finished: bool) -> End:
+    """What the book of members knows of this one. known: of the last epoch. begun: training has; finished: a rank has
+    ended with it."""
+    there = [m for m in known if not (m.ended or m.told or m is member)]
+    others = sum(not m.returned for m in there) if begun else 0 if finished else len(there)
+    end = End(0, others=others, over=finished or any(m.returned for m in known))
+    if member is None:
+        return end
+    return end._replace(
+        removed=member.told,
+        new=opened and (member.rank < 0 or member.unfit),
+        training=begun and member.rank >= 0 and not member.returned,
+        vanished=member.silent and member.pid != member.started,
+    )
+
+
+def judged(end: End, tolerated: Collection[str] = (), preempted: bool = False) -> Meaning:
+    """The meaning of an end, in a job that goes on. tolerated: exit codes, and "exception", that count as a loss."""
+    if end.removed:
+        return Meaning.REMOVED
+    if end.new:
+        return Meaning.UNUSED
+    if preempted and end.code in (0, PREEMPTED, UNKEPT):
+        return Meaning.WELL
+    if end.code == 0 and not end.gone and not end.training:
+        return Meaning.WELL
+    lost = end.gone or end.code == 0 or signal_of(end.code) or end.vanished or _tolerates(tolerated, end)
+    if not lost:
+        return Meaning.FAILURE
+    return Meaning.LATE if end.over and not end.others else Meaning.LOSS
+
+
+def signal_of(code: int) -> int:
+    """The signal that an exit code stands for, also where a shell has passed it on as 128 + n; 0: none."""
+    number = -code if code < 0 else code - 128
+    return number if 0 < number < signal.NSIG and (code < 0 or number in signal.valid_signals()) else 0
+
+
+def told(code: int, training: bool) -> str:
+    """How a process ended, for texts."""
+    number = signal_of(code)
+    if number and code > 0:
+        return f"{how(code)} (128 + {number}, {signal_name(number)})"
+    return how(code) + " within its training function" * (training and not code)
+
+
+def _tolerates(tolerated: Collection[str], end: End) -> bool:
+    raised = " raised " in end.said if end.said else end.code == 1
+    return str(end.code) in tolerated or (EXCEPTION in tolerated and raised)
