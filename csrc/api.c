@@ -27,7 +27,6 @@ static struct {
     pthread_mutex_t life;     /* init and shutdown, one at a time */
     struct hvd_error refused; /* under life: why the last hvd_init failed */
     uint64_t leave_until_ns;  /* under life: of a shutdown that has begun */
-    const char *_Atomic none; /* what calls say without an engine, if not the usual */
 } process = {.life = PTHREAD_MUTEX_INITIALIZER};
 
 static void after_fork_in_child(void)
@@ -61,13 +60,7 @@ static const char *text_of(int code)
         return "this process is a forked child of a rank, such as a DataLoader worker: hvdlite works only in the "
                "process "
                "that called hvd.init(). Communicate there, or start the child with the 'spawn' method" HVD_ENDS(122);
-    const char *told = atomic_load(&process.none);
-    return told ? told : "hvdlite has not been initialized; use hvd.init()." HVD_ENDS(101);
-}
-
-void hvd_instead(const char *text)
-{
-    atomic_store(&process.none, text);
+    return "hvdlite has not been initialized; use hvd.init()." HVD_ENDS(101);
 }
 
 static int state(void)

@@ -172,16 +172,19 @@ int hvd_init(const struct hvd_options *options, hvd_boot_allgather *allgather, v
 /* Agreed by votes, bounded by leave_timeout_ms. HVD_AGAIN: not within wait_ms (-1: as long as it takes), call again. */
 int hvd_shutdown(int wait_ms);
 int hvd_abort(int culprit, int code, const char *reason); /* why the job ends, told to all; the first call wins */
-int hvd_script_ended(void);         /* tells the launcher that this rank's script has ended and exit handlers run */
-int hvd_initialized(void);          /* 1 or 0 */
-void hvd_instead(const char *text); /* what calls say before hvd_init, lent until the next call; NULL: the usual */
-int hvd_forked(void);               /* 1 in a forked child of a process that had called hvd_init */
+int hvd_script_ended(void); /* tells the launcher that this rank's script has ended and exit handlers run */
+int hvd_initialized(void);  /* 1 or 0 */
+int hvd_forked(void);       /* 1 in a forked child of a process that had called hvd_init */
 /* 1 and what happened if the job has failed, or if hvd_init did (culprit -1: no rank in particular); 0 if not. */
 int hvd_failure(int *culprit, int *code, char *text, size_t text_bytes);
 int hvd_left(void); /* the other rank that was the first to leave, agreed, of this one's sets; negative: none has */
 /* Topology; negative HVD_ESTATE before init. */
 int hvd_rank(void), hvd_local_rank(void), hvd_cross_rank(void);
 int hvd_size(void), hvd_local_size(void), hvd_cross_size(void);
+/* Rank, size, local rank and local size (0 to 3) as users see them: while a process is alone in a core of its own,
+ * until it joins its job, those that it was told to expect (lent until the next call; NULL: no more). */
+int hvd_place(int what);
+void hvd_tell_place(const int *place);
 
 /* Which ranks does this one need streams for votes with, in a set or job of so many on these hosts? host_of: by rank.
  * Fills peers (up to 3 ranks) and returns how many. The same edges from both ends. */

@@ -145,6 +145,7 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
         settings = config.read(environ)
         if settings.values["member"] is not None and _member.wait_preparing(settings.values):
             _static_sets.keep(sets)  # for the init that follows
+            _prepare(settings)
             return
         place, store = (
             comm.taken(settings.values) if isinstance(comm, _meeting.Met) else _found(comm, environ, settings)
@@ -181,6 +182,15 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
         autotune.begin(settings, place.rank, place.size)
         recorder.begin(settings)
         measured.begin(settings, place.rank)
+
+
+def _prepare(settings: config.Settings) -> None:
+    """This process joins an elastic job later. Until then it may communicate with itself."""
+    _start(discovery.SINGLE, settings, None, None)
+    use_links(None)
+    use_seals(Seals(*_given.of_job(settings, None, _life.inits), discovery.SINGLE.rank))
+    _core.bound(settings.stall_limits()[1])
+    _hook()
 
 
 def _found(
@@ -361,6 +371,8 @@ def abort(what: str, error: BaseException | None = None) -> None:
     Where another rank left early this one ends by HvdPeerLostError, which is not the cause: that is whoever left.
     """
     if os.getpid() != _life.pid or lib.hvd_initialized() != 1 or _core.failure_of_job() is not None:
+        return
+    if _core.preparing:  # nobody waits for it
         return
     rank, culprit = _core.rank(), _core.rank()
     reason = f"rank {rank}{_host()} {what}"

@@ -50,5 +50,5 @@ def counters() -> dict[str, int]:
         >>> hvd.counters()["submits"] - before
         1
     """
-    _core.size()
+    _core.require_job()
     return {name: int(lib.hvd_counter(index)) for index, name in enumerate(_NAMES)}

@@ -254,8 +254,8 @@ class HorovodVersionMismatchError(ImportError):
 
 NOT_INITIALIZED = "hvdlite has not been initialized; use hvd.init(). [HVD101]"
 PREPARING = (
-    "this process joins the job later and cannot communicate before its training function (hvd.elastic.run) begins. "
-    "Call collectives inside that function. Remove broadcasts of parts of the State: hvdlite synchronizes it then. "
+    "this process joins the job later and cannot communicate before its training function (hvd.elastic.run) begins, "
+    "but with itself: allreduce, allgather, broadcast, barrier, join and objects. Call this inside that function. "
     "[HVD426]"
 )
 

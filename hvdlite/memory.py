@@ -55,7 +55,7 @@ def memory_stats() -> dict[str, int]:
         >>> stats["total"] == sum(stats.values()) - stats["total"]
         True
     """
-    _core.size()
+    _core.require_job()
     stats = {kind: int(lib.hvd_usage_bytes(index)) for index, kind in enumerate(_KINDS)}
     return {**stats, "total": sum(stats.values())}
 

@@ -54,9 +54,8 @@ def broadcast_object(
         >>> hvd.broadcast_object({"epoch": 3} if hvd.rank() == 0 else None)
         {'epoch': 3}
     """
-    _core.require_job()
     number, root = number_of(process_set), rank_in(process_set, root_rank)
-    is_root, seals = _core.rank() == root_rank, _sealed.current()
+    is_root, seals = _core.is_root(root_rank), _sealed.current()
     what = f"broadcast_object{_named(name)} in process set {number}"
     block = seals.sealed(what, _pickled(obj)) if is_root else bytearray()
     length = seals.sealed(f"the length of {what}", len(block).to_bytes(8, "little")) if is_root else bytearray(_LENGTH)
@@ -92,7 +91,6 @@ def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet 
         >>> hvd.allgather_object(f"from {hvd.rank()}")
         ['from 0', 'from 1']
     """
-    _core.require_job()
     number, seals = number_of(process_set), _sealed.current()
     what = f"allgather_object{_named(name)} in process set {number}"
     full = None if name is None else f"allgather_object.{name}"

@@ -188,7 +188,7 @@ def rank_in(process_set: ProcessSet, global_rank: int) -> int:
     if process_set is global_process_set:
         if not 0 <= number < _core.size():
             raise ValueError(f"there is no rank {number} in a job of {_core.size()} ranks [HVD216]")
-        return number
+        return 0 if _core.preparing else number  # it is alone in its core
     ranks = process_set._ranks()
     if number not in ranks:
         raise ValueError(
@@ -231,6 +231,7 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
     """
     if not isinstance(process_set, ProcessSet):
         process_set = ProcessSet(process_set)
+    _core.require_job()
     with _lock:
         if process_set.mpi_comm is not None:
             return _add_split(process_set)

@@ -33,9 +33,7 @@ static void *ask_create(struct tf_construction *node)
 
 static void ask_compute(void *kernel, struct tf_run *run)
 {
-    int64_t what = *(int64_t *)kernel;
-    int (*const asked[])(void) = {hvd_tf_core.rank, hvd_tf_core.size, hvd_tf_core.local_rank, hvd_tf_core.local_size};
-    int answer = what >= 0 && what < 4 && asked[what] ? asked[what]() : HVD_ESTATE;
+    int answer = hvd_tf_core.place ? hvd_tf_core.place((int)*(int64_t *)kernel) : HVD_ESTATE;
     if (answer < 0) {
         char text[HVD_TEXT_MAX] = "";
         hvd_tf_core.wait(0, 0, text, sizeof text); /* says why there is no engine */

@@ -99,8 +99,7 @@ struct hvd_tf_core {
     int (*forget)(int64_t handle);
     int (*rank)(void);
     int (*size)(void);
-    int (*local_rank)(void);
-    int (*local_size)(void);
+    int (*place)(int what);
     int (*abort)(int culprit, int code, const char *reason);
     int64_t (*step)(int found, int64_t optimizer_ns);
 };

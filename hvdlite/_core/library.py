@@ -78,7 +78,7 @@ def error_for(code: int, text: str) -> Exception:
             "called init(). Do not call hvdlite in DataLoader workers and other subprocesses. [HVD122]"
         )
     elif name == "HVD_ESTATE" and (not text or lib.hvd_initialized() != 1):
-        text = text if "shut down" in text else PREPARING if preparing else NOT_INITIALIZED
+        text = text if "shut down" in text else NOT_INITIALIZED
     rank = failed_rank() if name in ("HVD_EPEER", "HVD_ETIMEOUT") else None
     error = error_of(name, text or f"hvdlite: {name} [HVD901]", rank)
     error._hvdlite = True  # type: ignore[attr-defined]  # see is_outcome
@@ -108,18 +108,30 @@ def checked(number: int, text: Any = ffi.NULL) -> int:
 
 
 preparing: list[tuple[int, int, int, int, int, int]] = []  # of a process that waits to come into an elastic job
-_PREPARING = ffi.new("char[]", PREPARING.encode())
+_told: list[Any] = []  # the same, lent to the core: graphs of TensorFlow ask it
+_ALONE = ALLREDUCE, ALLGATHER, BROADCAST, BARRIER, JOIN  # what such a process may do: with itself, in a core of its own
 
 
 def prepare(place: tuple[int, int, int, int, int, int] | None) -> None:
     """This process has yet to come into its job, and takes this for its place; None: no more."""
     preparing[:] = [] if place is None else [place]
-    lib.hvd_instead(_PREPARING if preparing else ffi.NULL)  # graphs of TensorFlow ask the core
+    told = ffi.NULL if place is None else ffi.new("int[]", place)
+    lib.hvd_tell_place(told)
+    _told[:] = [told]
 
 
-def require_job() -> None:
-    """HvdNotInitializedError where there are no other ranks, or none yet: for what needs more than a guess."""
-    checked(lib.hvd_rank())
+def require_job(kind: int | None = None) -> None:
+    """HvdNotInitializedError where there are no other ranks, or none yet: for what needs more than a guess. kind: of a
+    collective, which may need no other rank."""
+    if preparing and kind not in _ALONE:
+        raise error_of("HVD_ESTATE", PREPARING)
+    if kind is None:
+        checked(lib.hvd_rank())
+
+
+def is_root(root_rank: int) -> bool:
+    """Whether this rank is the root of a collective. A process that prepares is alone in its core."""
+    return bool(preparing) or rank() == root_rank
 
 
 def rank() -> int:

@@ -19,7 +19,7 @@ from ..errors import is_outcome
 from .device import risk
 from .flight import Flight, Flights, Member, abandon, abandoned, flying, idle, refuse_twice, sweep, take
 from .kept import remember
-from .library import SEND, TEXT_BYTES, checked, error_for, ffi, lib, text_of, thread
+from .library import SEND, TEXT_BYTES, checked, error_for, ffi, lib, require_job, text_of, thread
 from .patience import WAIT_MS, waited
 
 NOW, QUIET, SOON, ASIDE = lib.HVD_NOW, lib.HVD_QUIET, lib.HVD_SOON, lib.HVD_ASIDE
@@ -230,6 +230,7 @@ def made(
     priority: int, output_bytes: int = 0
 ) -> Request:  # fmt: skip
     """A Request of one's own. As `request` has it."""
+    require_job(kind)
     if name is not None and "\0" in name:
         raise ValueError(f"a tensor name must not contain a NUL character: {name!r} [HVD204]")
     if isinstance(priority, bool) or not isinstance(priority, int) or not -(2**31) <= priority < 2**31:

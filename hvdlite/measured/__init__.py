@@ -86,7 +86,7 @@ def stats_step() -> None:
         >>> hvd.stats()["steps"] - before
         1
     """
-    _core.size()
+    _core.require_job()
     step()
 
 
@@ -151,7 +151,7 @@ def stats(everyone: bool = False) -> dict[str, Any]:
         raise TypeError(f"everyone must be True or False, not {everyone!r} [HVD242]")
     from . import summary
 
-    _core.size()
+    _core.require_job()
     steps, now = _life.history.steps(), rows.row(0)
     assert now is not None
     mine = summary.local(steps, now, _host(), _life.since_ns)

@@ -202,7 +202,7 @@ def broadcast_optimizer_state(
     advice = "Give the optimizer the same parameter groups, in the same order unless their parameters have names,"
     require_same(caller, list(zip(labels, parameters)), process_set, advice)
     theirs, state = _broadcast_structure(lambda: (labels, optimizer.state_dict()), root_rank, caller, process_set)
-    if _core.rank() != root_rank:
+    if not _core.is_root(root_rank):
         state = moved(state, theirs, labels)
         optimizer.load_state_dict(state)
         _exact(optimizer.state_dict()["state"], state["state"])
@@ -217,7 +217,7 @@ def broadcast_optimizer_state(
 
 def _broadcast_structure(mine: Any, root_rank: int, prefix: str, process_set: ProcessSet) -> Any:
     """The root's `mine()`; on other ranks made of what travelled, its tensors on the CPU."""
-    is_root = _core.rank() == root_rank
+    is_root = _core.is_root(root_rank)
     tensors: list[torch.Tensor] = []
     structure = None
     if is_root:
@@ -335,7 +335,7 @@ def broadcast_state(
         broadcast_optimizer_state(part, root_rank, models, process_set)
     for part in others:
         state = _broadcast_structure(part.state_dict, root_rank, "broadcast_state", process_set)
-        if _core.rank() != root_rank:
+        if not _core.is_root(root_rank):
             part.load_state_dict(state)
     return broadcast_object(extra, root_rank, None, process_set)
 

@@ -64,6 +64,7 @@ def dump_trace(path: str | os.PathLike[str] | None = None) -> str:
         'rank-0.flight.json'  # rank 0
         'rank-1.flight.json'  # rank 1
     """
+    _core.require_job()
     folder = None if path is None else os.path.abspath(_path_of(path))
     return _dump(folder, lib.HVD_WHY_ASKED)
 

@@ -227,7 +227,7 @@ def _first_offer(script: DiscoveryScript, terms: Terms, wait: bool, pause: Pause
                 shown = have
             _, news = script.turn(now)
             if script.broken:
-                raise DiscoveryError(news)
+                raise DiscoveryError(coded("HVD708", news))
             if news:
                 _say(news)
                 told = uncoded(news)

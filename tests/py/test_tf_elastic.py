@@ -248,17 +248,21 @@ def test_b3_a_rank_lost_in_any_collective_reaches_the_loop():
 
 
 @as_ranks(1)
-def test_graphs_of_a_process_that_joins_later_raise_its_error():
+def test_graphs_of_a_process_that_joins_later_communicate_with_it_alone():
     import tensorflow as tf
 
     import hvdlite.tensorflow as hvd
     from hvdlite import _core
 
-    hvd.shutdown()
+    @tf.function
+    def step():
+        return hvd.rank_op(), hvd.size_op(), hvd.allreduce(tf.ones(2)), hvd.broadcast(tf.ones(2), 1)
+
     _core.prepare((2, 3, 0, 1, 0, 1))
-    for call in (hvd.size_op, tf.function(hvd.rank_op), tf.function(lambda: hvd.allreduce(tf.ones(2)))):
+    assert [each.numpy().tolist() for each in step()] == [2, 3, [1, 1], [1, 1]]
+    for call in (lambda: hvd.alltoall(tf.ones(3)), tf.function(lambda: hvd.reducescatter(tf.ones(2)))):
         with pytest.raises(tf.errors.FailedPreconditionError, match=r"cannot communicate before .*\[HVD426\]"):
             call()
     _core.prepare(None)
-    hvd.init()
+    assert int(step()[1]) == 1
     assert int(hvd.size_op()) == 1

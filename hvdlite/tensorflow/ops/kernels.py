@@ -25,7 +25,7 @@ from ..adapter import DTYPES
 
 _FUNCTIONS = (
     *("submit", "wait", "poll", "result", "forget"),
-    *("rank", "size", "local_rank", "local_size", "abort", "step"),
+    *("rank", "size", "place", "abort", "step"),
 )
 _TF_DTYPES = 64
 _NOTICE_S, _NOTICE_MOST_S = 1.0, 60.0

@@ -131,6 +131,7 @@ def _in_graph(
     kind: str, tensors: Sequence[Any], names: Sequence[str | None], terms: Terms, grouped: bool
 ) -> Outcome:  # fmt: skip
     refuse_xla()
+    _core.require_job(_KINDS[kind])
     number, count, size = number_of(terms.process_set), len(tensors), terms.process_set.size()
     for tensor, name in zip(tensors, [names[0]] * count if grouped else names):
         with translated(kind, name):
@@ -173,6 +174,7 @@ def _in_graph(
 def between(tensor: tf.Tensor, name: str | None, process_set: ProcessSet, sender: int, receiver: int) -> tf.Tensor:
     """In a graph: a tensor from one rank of the set to another, by global ranks. On both, once it is there, it."""
     refuse_xla()
+    _core.require_job(_core.SEND)
     number, place = number_of(process_set), rank_in(process_set, _core.rank())
     check_dtype(tensor.dtype)
     ops, among = library().ops, f"set{number}.from{sender}to{receiver}"
