@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 commit = -1  # the number of this process's last commit, the same on all ranks; -1: it has no state yet
 entered = False
 calls = 0  # of training functions, in this process
-_returned = False  # the training function, and the launcher knows
+_returned: bool | None = False  # the training function, and the launcher knows; None: it has raised
 _news: list[_store.News] = []
 _values: dict[str, Any] = {}
 
@@ -99,8 +99,9 @@ def news() -> dict[str, int]:
     return _news[0].latest()
 
 
-def trains(returned: bool) -> None:
-    """Tells the launcher whether the training function has returned on this rank: its end means another thing then."""
+def trains(returned: bool | None) -> None:
+    """Tells the launcher whether the training function has returned on this rank: its end means another thing then.
+    None: it has raised, and the script may catch that and end well."""
     global _returned
     if _values and returned != _returned:
         _returned = returned
@@ -108,7 +109,7 @@ def trains(returned: bool) -> None:
             _watching(returned).close()
 
 
-def _watching(returned: bool) -> _store.News:
+def _watching(returned: bool | None) -> _store.News:
     from . import _store
 
     address, port, secret = (_values[name] for name in ("store_addr", "store_port", "secret_key"))

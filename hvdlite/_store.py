@@ -265,11 +265,11 @@ def connect_as(
 
 class News:
     """A second connection, of rank 0 while it trains: has the launcher something to interrupt training for? It is only
-    read, and only when asked. With `returned` it tells the launcher that the training function has returned (or begins
-    again, False). Returns when the launcher knows. Raises HvdInitError, OSError, EOFError."""
+    read, and only when asked. With `returned` it tells the launcher that the training function has returned (None: has
+    raised; False: begins again). Returns when the launcher knows. Raises HvdInitError, OSError, EOFError."""
 
     def __init__(
-        self, address: str, port: int, secret: bytes, member: int, timeout: float, returned: bool = False
+        self, address: str, port: int, secret: bytes, member: int, timeout: float, returned: bool | None = False
     ) -> None:
         limit = time.monotonic() + timeout
         self._sock, self._session = authenticate(address, port, secret, f"rank {member}", limit)

@@ -28,7 +28,6 @@ import copy
 import functools
 import queue
 import sys
-import time
 from collections.abc import Callable, Iterable
 from typing import Any, NoReturn
 
@@ -178,7 +177,7 @@ class State:
         """Record that hosts were added or removed. The next ``check_host_updates`` reports it. Any thread may call it.
 
         Args:
-            timestamp (float): the time of the change, in seconds since the epoch.
+            timestamp (float): the time of the change on this process's clock. An older one than before is ignored.
             update_res (int): bits of ``HostUpdateResult``. Default: ``HostUpdateResult.mixed``.
         """
         self._host_messages.put((timestamp, update_res))
@@ -213,26 +212,20 @@ class State:
             HostsUpdatedInterrupt: the hosts have changed. ``hvd.elastic.run`` catches it.
             HvdPeerLostError: a rank has left or died. ``hvd.elastic.run`` catches it.
         """
-        news: dict[str, int] = {}
-        if self._rank() == 0:
-            news = _member.news()  # of an elastic job's launcher: how many ranks wait to come, and how many are to go
-            changed = HostUpdateResult.added * bool(news.get("come")) | HostUpdateResult.removed * bool(news.get("go"))
-            if changed:
-                self.on_hosts_updated(time.time(), changed)
-        before = latest = self._last_updated_timestamp
-        what = HostUpdateResult.no_update
+        news = _member.news() if self._rank() == 0 else {}  # of an elastic job's launcher
+        what = HostUpdateResult.added * bool(news.get("come")) | HostUpdateResult.removed * bool(news.get("go"))
         while not self._host_messages.empty():
             timestamp, update = self._host_messages.get()
-            if timestamp > latest:
-                latest = timestamp
+            if timestamp > self._last_updated_timestamp:  # of this process alone: clocks of hosts differ
+                self._last_updated_timestamp = timestamp
                 what |= update
-        told = before, latest, what, news.get("end"), self._file is not None and self._file.taken
-        before, self._last_updated_timestamp, what, ends, taken = self._bcast_object(told)
+        told = what, news.get("end"), self._file is not None and self._file.taken
+        what, ends, taken = self._bcast_object(told)
         if self._file is not None:
             self._file.taken = taken  # whoever is rank 0 next leaves the file alone, too
         if ends:
             raise _Preempted
-        if self._last_updated_timestamp > before:
+        if what != HostUpdateResult.no_update:
             raise HostsUpdatedInterrupt(what == HostUpdateResult.removed)
 
     def save(self) -> None:
@@ -387,7 +380,7 @@ def run_fn(func: Callable[..., Any], reset: Callable[[], None]) -> Callable[...,
                 state.restore()
             except (HorovodInternalError, HvdTimeoutError) as error:
                 if not _is_loss(error, state):
-                    _member.trains(True)
+                    _member.trains(None)
                     raise
                 cause = error
                 state.restore()
@@ -397,7 +390,7 @@ def run_fn(func: Callable[..., Any], reset: Callable[[], None]) -> Callable[...,
                 # Its skip_sync is ignored: newcomers may have come as well, and they wait for a sync (horovod 3494).
                 cause = interrupt
             except Exception:
-                _member.trains(True)  # the script may catch it, and end well
+                _member.trains(None)
                 raise
             met = state.on_reset
 

@@ -249,11 +249,11 @@ class StoreServer:
         """A rank of an elastic job asks for news, and may tell where it is."""
         try:
             says = json.loads(body)
-            member, returned = int(says["member"]), says.get("returned")
+            member, returned = int(says["member"]), says["returned"]
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
             raise Refusal("the WATCH frame is not what this launcher's version expects [HVD104]") from None
         if isinstance(self._epochs, Membership):
-            self._epochs.trains(member, bool(returned))
+            self._epochs.trains(member, None if returned is None else bool(returned))
 
     def _join(self, connection: Connection, body: bytes) -> None:
         try:

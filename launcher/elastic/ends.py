@@ -28,7 +28,7 @@ class Meaning(enum.Enum):
     UNUSED = "it was no rank yet, so nobody misses it"
     WELL = "it has done its part"
     LOSS = "the others go on without it"
-    LATE = "training is over, so nobody does what it has left undone: the job fails when all have ended"
+    LATE = "its training is over, so nobody does what it has left undone: the job fails when all have ended"
     FAILURE = "the script has failed, and would again: the job ends"
 
 
@@ -40,6 +40,7 @@ class End(NamedTuple):
     removed: bool = False  # it was told to go
     new: bool = False  # it was in no epoch yet while there was one, or could not take the state
     training: bool = False  # it was within its training function
+    returned: bool = False  # that has returned
     vanished: bool = False  # its connection ended without a word, and its process is not the one that was started
     said: str = ""  # why it ends, in its own words: "rank 1 raised ValueError: ..."
     others: int = 0  # living ranks that can go on without it
@@ -50,14 +51,15 @@ def end_of(member: Member | None, known: Collection[Member], opened: bool, begun
     """What the book of members knows of this one. known: of the last epoch. begun: training has; finished: a rank has
     ended with it."""
     there = [m for m in known if not (m.ended or m.told or m is member)]
-    others = sum(not m.returned for m in there) if begun else 0 if finished else len(there)
+    others = sum(m.returned is False for m in there) if begun else 0 if finished else len(there)
     end = End(0, others=others, over=finished or any(m.returned for m in known))
     if member is None:
         return end
     return end._replace(
         removed=member.told,
         new=opened and (member.rank < 0 or member.unfit),
-        training=begun and member.rank >= 0 and not member.returned,
+        training=begun and member.rank >= 0 and member.returned is False,
+        returned=bool(member.returned),
         vanished=member.silent and member.pid != member.started,
     )
 
@@ -75,7 +77,7 @@ def judged(end: End, tolerated: Collection[str] = (), preempted: bool = False) -
     lost = end.gone or end.code == 0 or signal_of(end.code) or end.vanished or _tolerates(tolerated, end)
     if not lost:
         return Meaning.FAILURE
-    return Meaning.LATE if end.over and not end.others else Meaning.LOSS
+    return Meaning.LATE if end.returned or (end.over and not end.others) else Meaning.LOSS
 
 
 def signal_of(code: int) -> int:

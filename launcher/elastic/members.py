@@ -52,7 +52,7 @@ class Member:
         self.ended = ""  # how
         self.unfit = False  # it has left the last epoch because its state was of another form
         self.later = False  # it prepares beside the others, and joins where its training function begins
-        self.returned = False  # its training function has
+        self.returned: bool | None = False  # its training function has; None: that has raised
         self.silent = False  # it has joined, and has said nothing of its end
         self.started = 0  # the process that was started for it; it may be a wrapper of `pid`
 

@@ -82,8 +82,8 @@ class Membership:
         """Of the last epoch."""
         return len(self._current.members)
 
-    def trains(self, number: int, returned: bool) -> None:
-        """Training has begun, or the training function of this member has returned."""
+    def trains(self, number: int, returned: bool | None) -> None:
+        """Training has begun, or the training function of this member has returned; None: has raised."""
         if member := self._members.get(number):
             self._begun, member.returned = True, returned
 

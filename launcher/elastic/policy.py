@@ -154,7 +154,7 @@ class ElasticRanks(FixedRanks):
             self._codes.add(code)
             self._ended_well(rank, code, text)
         elif meaning is Meaning.LATE:
-            self._ended_late(rank, code, f"{text}{words}")
+            self._ended_late(rank, code, f"{text}{words if code > 0 else ''}")
         elif meaning is not Meaning.FAILURE:
             self._ended_early(rank, code, text, words, meaning is Meaning.UNUSED)
         else:

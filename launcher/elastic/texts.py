@@ -35,7 +35,7 @@ def over(who: str) -> str:
 
 def late(ended: str) -> str:
     """A loss for which no rank can go on."""
-    return f"{ended}; training is over on the other ranks, so what it had left to do is missing, and the job fails"
+    return f"{ended} after training: what it had left to do is missing, so the job fails"
 
 
 def offers(slots: Mapping[str, int]) -> str:

@@ -52,6 +52,10 @@ class ElasticJob(Launch):
             assert time.monotonic() < end and self.process.poll() is None, f"{count} did not train: {last}\n{self.out}"
             time.sleep(0.01)
 
+    def newest(self):
+        """The last step of all."""
+        return max((self.steps(pid)[-1][1] for pid in self.training()), default=0)
+
     def kill(self, *ranks, number=signal.SIGKILL):
         """Of those that train; returns the pids."""
         of_rank = {rank: pid for pid, rank in self.training().items()}

@@ -35,7 +35,7 @@ LOST = "all ranks that had the training state are gone, and the state is lost wi
 ENDS = [
     ("--min-np 1", (), [MISTAKE, f"{RAISED} {MISTAKE} (elastic_training.py:N) [HVD401]"]),
     ("--min-np 1 --reset-limit 0", (1,), [KILLED + COOLS, OFTEN]),
-    ("--min-np 3 --elastic-timeout 8", (1,), [KILLED + COOLS, SHORT, TOO_SHORT]),
+    *everything(("--min-np 3 --elastic-timeout 8", (1,), [KILLED + COOLS, SHORT, TOO_SHORT])),
     (
         "--min-np 1",
         (0, 1, 2),
@@ -230,6 +230,7 @@ MEANT = [
     ("LOSS", End(-9, others=2, **OVER)),
     ("LOSS", End(-9, training=True)),  # the last one: the job ends, as nobody has the state
     ("LATE", End(-9, **OVER)),
+    ("LATE", End(-9, returned=True, others=2)),
     ("LATE", End(0, training=True, **OVER)),
     ("LATE", End(0, gone=True, **OVER)),
     ("FAILURE", End(3, **OVER)),
@@ -249,3 +250,89 @@ def test_what_an_end_means():
     assert [judged(end).name for _, end in MEANT] == [name for name, _ in MEANT]
     assert [judged(end, {"exception", "3"}).name for _, end in TOLERATED] == [name for name, _ in TOLERATED]
     assert [judged(End(code, **IN), preempted=True).name for code in (0, 74, 75, 76)] == 3 * ["WELL"] + ["FAILURE"]
+
+
+WRAPPER = """
+case $HVDLITE_MEMBER in
+1) "$@" | cat ;;
+2) "$@" || exit 7 ;;
+*) "$@"; exit $? ;;
+esac
+"""
+
+
+def test_a_rank_that_is_killed_behind_a_wrapper_is_lost_whatever_code_that_has(tmp_path):
+    (tmp_path / "wrap.sh").write_text(WRAPPER)
+    words = ("-np", "4", "--min-np", "1", *NEVER, "sh", str(tmp_path / "wrap.sh"))
+    with ElasticJob(tmp_path, *words, plan=LONG) as job:
+        for left in (4, 3, 2):
+            job.until_training(left, job.newest() + 2)
+            job.kill(left - 1)
+        job.until_training(1, job.newest() + 2)
+        (tmp_path / "last").touch()
+        assert job.finish() == [4, 3, 2, 1]
+        ends = re.findall(
+            r"exited with code (\d+)( \(128 \+ 9, SIGKILL\)| within its training f.*?)?; the others", job.out
+        )
+        assert ends == [("137", " (128 + 9, SIGKILL)"), ("7", ""), ("0", " within its training function")], job.out
+
+
+ENDS_ITSELF = """
+import os, runpy, signal, sys
+sys.path.insert(0, os.path.dirname({0!r}))
+def broken(*_):
+    raise RuntimeError("an ECC error")
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+signal.signal(signal.SIGUSR2, broken)
+signal.signal(signal.SIGHUP, lambda *_: sys.exit(3))
+runpy.run_path({0!r}, run_name="__main__")
+if os.environ["HVDLITE_RANK"] == "0":
+    os.kill(os.getpid(), signal.SIGKILL)  # while it saves, say
+"""
+
+
+def test_ends_that_are_tolerated_are_losses_in_training_and_the_last_rank_that_is_killed_fails_the_job(tmp_path):
+    (tmp_path / "program.py").write_text(ENDS_ITSELF.format(PROGRAM))
+    words = ("-np", "3", "--min-np", "3", *AT_ONCE, "--tolerate", "exception,3")
+    with ElasticJob(tmp_path, *words, plan=LONG, program=str(tmp_path / "program.py")) as job:
+        for number in (signal.SIGTERM, signal.SIGUSR2, signal.SIGHUP):
+            job.until_training(3, job.newest() + 2)
+            job.kill(1, number=number)
+            job.until_training(3, job.newest() + 2)
+        (tmp_path / "last").touch()
+        assert job.wait(60) == 128 + signal.SIGKILL, job.out
+        job.until_gone()
+        lost = [line for line in said(job) if line.startswith("rank 1 (pid P on localhost) exited with code ")]
+        assert [line.partition("code ")[2][0] for line in lost if "; the others go on" in line] == ["0", "1", "3"], (
+            job.out
+        )
+        late = "rank 0 (pid P on localhost) killed by SIGKILL after training: what it had left to do is missing"
+        assert said(job)[-1].startswith(late) and len({*job.pids()}) == 6
+
+
+LATER = """
+import os, runpy, sys, time
+sys.path.insert(0, os.path.dirname({0!r}))
+def until(name):
+    while not os.path.exists(os.path.join(sys.argv[1], name)):
+        time.sleep(0.01)
+if os.environ["HVDLITE_MEMBER"] == "0":
+    open(os.path.join(sys.argv[1], "offered"), "w").write("localhost:2")
+    until("second")
+else:
+    open(os.path.join(sys.argv[1], "second"), "w").close()
+    until("go")
+runpy.run_path({0!r}, run_name="__main__")
+"""
+
+
+def test_nobody_waits_for_a_process_that_was_started_after_the_first_ones(tmp_path):
+    (tmp_path / "program.py").write_text(LATER.format(PROGRAM))
+    (tmp_path / "offered").write_text("localhost:1")
+    script = ("--host-discovery-script", f"cat {tmp_path}/offered", "-np", "1", "--max-np", "2")
+    with ElasticJob(tmp_path, *script, plan=LONG, program=str(tmp_path / "program.py")) as job:
+        job.until_training(1, 4)
+        (tmp_path / "go").touch()
+        job.until_training(2, 6)
+        (tmp_path / "last").touch()
+        assert job.finish() == [1, 2]

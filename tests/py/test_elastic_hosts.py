@@ -63,9 +63,6 @@ class HostsJob(ElasticJob):
         """{rank: host} of those that train."""
         return {rank: NAMES[pid // PIDS - 1] for pid, rank in self.training().items()}
 
-    def newest(self):
-        return max((self.steps(pid)[-1][1] for pid in self.training()), default=0)
-
     def until_at(self, *places):
         """Until a rank trains on each of these hosts and on no other."""
         while sorted(self.at().values()) != list(places):
@@ -101,6 +98,23 @@ def test_hosts_come_and_go_also_that_of_the_launcher(tmp_path, hosts, sshd, firs
         job.offer(tmp_path, offered[3])
         job.until_at(*NAMES[:3])
         assert max(job.last()) == 4
+
+
+def test_all_hosts_are_replaced_at_once_and_the_state_is_handed_over_first(tmp_path, hosts, sshd):
+    """Also where the newcomer is lost before it has the state, and a host comes back before its rank has gone."""
+    with HostsJob(tmp_path, hosts, sshd, "-np", "1", "--max-np", "1", at=3, offered="nodeA:1") as job:
+        job.until_at("nodeA")
+        job.offer(tmp_path, "nodeX:1")
+        job.until(
+            "stays until new ranks have the training state, at most 600 s (--elastic-timeout): fewer than --min-np 1"
+        )
+        job.offer(tmp_path, "nodeB:1")
+        job.until_at("nodeB")
+        job.offer(tmp_path, "nodeC:1")
+        job.until("discovery script offers nodeC:1")
+        job.offer(tmp_path, "nodeB:1")
+        job.until_at("nodeB")
+        assert set(job.last()) <= {1, 2}
 
 
 @pytest.mark.parametrize("words", everything((), ("-H", "nodeA:1,nodeB:1,nodeC:1")))
