@@ -41,7 +41,7 @@ class End(NamedTuple):
     new: bool = False  # it was in no epoch yet while there was one, or could not take the state
     training: bool = False  # it was within its training function
     returned: bool = False  # that has returned
-    vanished: bool = False  # its connection ended without a word, and its process is not the one that was started
+    vanished: bool = False  # it ended without leaving the job, and its process is not the one that was started
     said: str = ""  # why it ends, in its own words: "rank 1 raised ValueError: ..."
     others: int = 0  # living ranks that can go on without it
     over: bool = False  # training has ended on one rank or more
@@ -50,6 +50,7 @@ class End(NamedTuple):
 def end_of(member: Member | None, known: Collection[Member], opened: bool, begun: bool, finished: bool) -> End:
     """What the book of members knows of this one. known: of the last epoch. begun: training has; finished: a rank has
     ended with it."""
+    training = begun and member is not None and member.rank >= 0 and member.returned is False
     there = [m for m in known if not (m.ended or m.told or m is member)]
     others = sum(m.returned is False for m in there) if begun else 0 if finished else len(there)
     end = End(0, others=others, over=finished or any(m.returned for m in known))
@@ -58,9 +59,9 @@ def end_of(member: Member | None, known: Collection[Member], opened: bool, begun
     return end._replace(
         removed=member.told,
         new=opened and (member.rank < 0 or member.unfit),
-        training=begun and member.rank >= 0 and member.returned is False,
+        training=training,
         returned=bool(member.returned),
-        vanished=member.silent and member.pid != member.started,
+        vanished=(member.silent or training) and member.pid != member.started,
     )
 
 
@@ -72,9 +73,11 @@ def judged(end: End, tolerated: Collection[str] = (), preempted: bool = False) -
         return Meaning.UNUSED
     if preempted and end.code in (0, PREEMPTED, UNKEPT):
         return Meaning.WELL
-    if end.code == 0 and not end.gone and not end.training:
+    quiet = not end.said  # a pipe may have code 0 for one that has failed
+    if end.code == 0 and quiet and not end.gone and not end.training:
         return Meaning.WELL
-    lost = end.gone or end.code == 0 or signal_of(end.code) or end.vanished or _tolerates(tolerated, end)
+    unsaid = quiet and (end.code == 0 or end.vanished)
+    lost = end.gone or unsaid or signal_of(end.code) or _tolerates(tolerated, end)
     if not lost:
         return Meaning.FAILURE
     return Meaning.LATE if end.returned or (end.over and not end.others) else Meaning.LOSS

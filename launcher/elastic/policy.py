@@ -75,6 +75,8 @@ class ElasticRanks(FixedRanks):
         say = self._job.console.say
         self._starts.became_ranks(members)
         self._quits = True
+        for member in members:
+            self._said.pop(member, None)  # it has gone on since
         if self._first_end:
             say(texts.over(self._first_end))
             self._first_end = ""
@@ -144,13 +146,15 @@ class ElasticRanks(FixedRanks):
         words = job.console.last_words(rank) if code else ""
         end = members.end_of(rank)._replace(code=code, gone=gone, said=self._said.get(rank, ""))
         text = f"{self._who(rank)} {'is lost with its host' if gone else ends.told(code, end.training)}"
-        meaning = ends.judged(end, self._elastic.tolerated, self.preempted) if self._goes_on() else Meaning.FAILURE
+        meaning = Meaning.FAILURE if code else Meaning.WELL
+        if self._goes_on():
+            meaning = ends.judged(end, self._elastic.tolerated, self.preempted)
         if meaning is Meaning.LOSS and self._all_quit(code, end.others):
             meaning = Meaning.WELL
         if meaning is Meaning.REMOVED:
             job.ending.living.discard(rank)
             job.store.rank_ended(rank, text)
-        elif meaning is Meaning.WELL or (code == 0 and meaning is Meaning.FAILURE):
+        elif meaning is Meaning.WELL:
             self._codes.add(code)
             self._ended_well(rank, code, text)
         elif meaning is Meaning.LATE:
@@ -158,7 +162,7 @@ class ElasticRanks(FixedRanks):
         elif meaning is not Meaning.FAILURE:
             self._ended_early(rank, code, text, words, meaning is Meaning.UNUSED)
         else:
-            self._failed(rank, code, text + words)
+            self._failed(rank, code or UNKNOWN, text + words)
         job.tell(f"{text} after {time.monotonic() - job.began:.2f} s")
         self._let_go()
 

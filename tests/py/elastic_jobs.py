@@ -11,7 +11,8 @@ from pathlib import Path
 from elastic_training import Plan, replayed
 from launching import Launch
 
-PROGRAM = str(Path(__file__).with_name("elastic_training.py"))
+HERE = Path(__file__).parent
+PROGRAM = str(HERE / "elastic_training.py")
 AT_ONCE = ("--blacklist-cooldown-range", "0", "0")  # a replacement comes without delay
 SECONDS = 60.0
 

@@ -226,6 +226,8 @@ MEANT = [
     ("LOSS", End(1, vanished=True, **IN)),  # behind a wrapper that has a code of its own
     ("FAILURE", End(1, said="rank 1 raised ValueError", **IN)),
     ("FAILURE", End(3, **IN)),
+    ("FAILURE", End(0, said="rank 1 raised ValueError", others=2)),  # behind a pipe
+    ("FAILURE", End(7, said="rank 1 called sys.exit(3)", vanished=True, **IN)),
     ("FAILURE", End(255, **IN)),
     ("LOSS", End(-9, others=2, **OVER)),
     ("LOSS", End(-9, training=True)),  # the last one: the job ends, as nobody has the state
@@ -264,7 +266,7 @@ esac
 def test_a_rank_that_is_killed_behind_a_wrapper_is_lost_whatever_code_that_has(tmp_path):
     (tmp_path / "wrap.sh").write_text(WRAPPER)
     words = ("-np", "4", "--min-np", "1", *NEVER, "sh", str(tmp_path / "wrap.sh"))
-    with ElasticJob(tmp_path, *words, plan=LONG) as job:
+    with ElasticJob(tmp_path, *words, plan=LONG, HVDLITE_PLANE="shm") as job:
         for left in (4, 3, 2):
             job.until_training(left, job.newest() + 2)
             job.kill(left - 1)

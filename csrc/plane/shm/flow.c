@@ -24,7 +24,7 @@ void hvd_shm_publish(struct hvd_shm *shm, struct hvd_shm_word *word, uint64_t va
 
 void hvd_shm_ring(struct hvd_shm *shm)
 {
-    if (shm->unrung)
+    if (shm->unrung && shm->bells) /* none where this rank is alone */
         hvd_bells_ring_all(shm->bells);
     shm->unrung = false;
 }
