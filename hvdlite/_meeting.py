@@ -163,10 +163,12 @@ def link(
 ) -> tuple[JobLinks, Rows] | tuple[None, None]:
     """Ways to make streams between ranks, as long as the job lives, and those of all ranks; None for a job over MPI
     whose hosts no stream joins. All ranks call it. Raises as `meet` does."""
-    from .links import job
+    from .links import address, job
 
     values = settings.values
     rendezvous = None if values["store_addr"] is None else (values["store_addr"], values["store_port"])
+    if values["job_id"] is None and seats.hosts > 1 and rendezvous and address.End(*rendezvous).is_loopback:
+        rendezvous = None  # rank 0 keeps the store, and cannot know by which of its addresses others reach its host
     if place.source == "MPI":  # no store to be reached: what counts is the way to another host
         away = [name for name, host in zip(seats.host_name, seats.host_of) if host != seats.host_of[place.rank]]
         rendezvous = _named(away[0].partition("#")[0]) if away else None

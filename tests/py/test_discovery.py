@@ -29,6 +29,7 @@ PODS = variables(
     "PET_NNODES=2 PET_NODE_RANK=1 PET_NPROC_PER_NODE=1 PET_MASTER_ADDR=train-0.train PET_MASTER_PORT=29500"
 )
 HYDRA = variables("PMI_RANK=1 PMI_SIZE=4 MPI_LOCALRANKID=1 MPI_LOCALNRANKS=2")
+TF_CONFIG = '{"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 0}}'
 PLACE_NAMES = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")
 MVAPICH = dict(zip(["MV2_COMM_WORLD_" + name for name in PLACE_NAMES], ["1", "4", "1", "2"]))
 JSRUN = dict(zip(["JSM_NAMESPACE_" + name for name in PLACE_NAMES], ["1", "4", "1", "2"]))
@@ -45,12 +46,16 @@ def without(environ, *names):
 def test_nothing_is_a_single_process():
     assert discover({}) == SINGLE == Place(0, 1, 0, 1, 0, 1, "single process")
     for few in (
-        {"RANK": "3"},
+        {"RANK": "0"},
+        {"LOCAL_RANK": "0"},
+        {"LOCAL_RANK": "-1"},
+        {"HVDLITE_MEMBER": "0", "HVDLITE_STORE_ADDR": "a"},
+        {"TF_CONFIG": '{"cluster": {"chief": ["a:1"], "ps": ["b:1"]}, "task": {"type": "ps", "index": 1}}'},
         {"WORLD_SIZE": "1", "RANK": "0"},
         {"MASTER_ADDR": "a", "MASTER_PORT": "1"},
         {"RANK": ""},
     ):
-        assert discover({**few, "PATH": "/bin"}) == SINGLE  # RANK alone may be anybody's
+        assert discover({**few, "PATH": "/bin"}) == SINGLE
     assert discover({"JOB_COMPLETION_INDEX": "3"}) == discover({"PET_NNODES": "1", "PET_NPROC_PER_NODE": "1"}) == SINGLE
 
 
@@ -94,7 +99,7 @@ def test_other_launchers(environ, place):
 
 
 def test_an_sbatch_script_itself_is_a_single_process():
-    assert discover(without(SRUN, "SLURM_STEP_ID")) == SINGLE
+    assert discover({**without(SRUN, "SLURM_STEP_ID"), "SLURM_PROCID": "0"}) == SINGLE
 
 
 @pytest.mark.parametrize("mpi", [OPEN_MPI, HYDRA])
@@ -132,6 +137,18 @@ def test_the_first_source_wins():
         ({**LIGHTNING, "WORLD_SIZE": "2"}, "RANK: .* DDPStrategy"),
         ({**HAND, "MASTER_ADDR": ""}, "MASTER_ADDR"),
         (without(PODS, "PET_NODE_RANK", "PET_MASTER_ADDR"), "PET_NODE_RANK, PET_MASTER_ADDR"),
+        ({"RANK": "1"}, "WORLD_SIZE, MASTER_ADDR, MASTER_PORT"),
+        ({"LOCAL_WORLD_SIZE": "2"}, "RANK, WORLD_SIZE"),
+        ({"OMPI_COMM_WORLD_LOCAL_RANK": "1"}, "RANK, WORLD_SIZE"),
+        ({"TF_CONFIG": TF_CONFIG}, "RANK, WORLD_SIZE"),
+        ({"TF_CONFIG": '{"cluster": {"worker": {"1": "b:1"}}, "task": {"type": "worker", "index": 1}}'}, "RANK"),
+        ({"TORCHELASTIC_RUN_ID": "none"}, "RANK"),
+        ({"MPI_LOCALRANKID": "0"}, "PMI_RANK"),
+        (without(SRUN, "SLURM_STEP_ID"), "RANK, WORLD_SIZE"),  # lost: an sbatch script is rank 0
+        (without(SRUN, "SLURM_PROCID"), "SLURM_PROCID"),
+        ({"JOB_COMPLETION_INDEX": "0", "MASTER_ADDR": "train-0"}, "RANK, WORLD_SIZE"),
+        ({"JOB_COMPLETION_INDEX": "1", "HVDLITE_STORE_ADDR": "train-0"}, "HVDLITE_RANK, HVDLITE_SIZE"),
+        ({"HVDLITE_STORE_ADDR": "train-0"}, "HVDLITE_RANK, HVDLITE_SIZE"),
     ],
 )
 def test_half_a_place_is_an_error_naming_the_other_half(environ, missing):
@@ -158,6 +175,8 @@ def test_half_a_place_is_an_error_naming_the_other_half(environ, missing):
         {**HAND, **PODS, "WORLD_SIZE": "4", "PET_NPROC_PER_NODE": "2"},
         {**PODS, "PET_NNODES": "1", "PET_NPROC_PER_NODE": "2"},
         {**SRUN, "SLURM_STEP_TASKS_PER_NODE": "2(x"},
+        {"TF_CONFIG": "worker"},
+        {"TF_CONFIG": '{"cluster": [1]}'},
     ],
 )
 def test_numbers_that_cannot_be_are_an_error(environ):
