@@ -16,8 +16,8 @@ Why MPI stands before Slurm: under mpirun inside an allocation every rank has SL
 number of the node. A source that is present but not whole (a rank without a size) is an error, because the alternative
 is a job of ones that trains n times the same. So is a job of one beside a variable that says "one of several": a rank
 above 0 or a count above 1 (`_SEVERAL`, TF_CONFIG). Two exceptions: HVDLITE_SIZE=1 is a wish, and what Slurm and PMI say
-beside a whole place of MPI or Slurm is of the daemons around it. Host numbers that a launcher does not tell are None:
-ranks find out when they meet, and never by host name.
+beside a whole place of an MPI is of the daemons around it. Host numbers that a launcher does not tell are None: ranks
+find out when they meet, and never by host name.
 """
 
 from __future__ import annotations
@@ -106,9 +106,9 @@ _SEVERAL = {
     **{name: 0 for each in _FOREIGN for name in (each.rank, each.local_rank, each.cross_rank) if name},
     **{name: 1 for each in _FOREIGN for name in (each.size, each.local_size, each.cross_size) if name},
     **dict.fromkeys(("NODE_RANK", "PET_NODE_RANK", "PMIX_RANK", "SLURM_PROCID", "SLURM_LOCALID"), 0),
-    "PET_NNODES": 1,
+    **dict.fromkeys(("PET_NNODES", "SLURM_STEP_NUM_TASKS"), 1),
 }
-_DAEMONS = ("SLURM_", "PMI_", "PMIX_")  # told to a launcher's daemons, and passed on to ranks
+_DAEMONS = ("SLURM_", "PMI_", "PMIX_")  # told to the daemons of an MPI, and passed on to its ranks
 
 
 def discover(environ: Mapping[str, str]) -> Place:
@@ -138,7 +138,8 @@ def discover(environ: Mapping[str, str]) -> Place:
 
 def _several(environ: Mapping[str, str], place: Place | None) -> list[str]:
     """The variables that say that this process is one of several. place: what was found."""
-    outer = _DAEMONS if place is not None and place.source not in ("torchrun", BY_HAND) else ()
+    source = None if place is None else place.source
+    outer = () if source in (None, "torchrun", BY_HAND) else ("SLURM_",) if source == "Slurm" else _DAEMONS
     found = []
     for name, most in _SEVERAL.items():
         last = environ.get(name, "").rpartition(":")[2]  # PET_NNODES=1:4

@@ -13,7 +13,7 @@ from hosts import Hosts, needs_hosts
 from storing import SECRET, served
 
 from hvdlite import _secret
-from hvdlite.discovery import BY_HAND, Place
+from hvdlite.discovery import BY_HAND, Place, discover
 from hvdlite.errors import HvdInitError
 from hvdlite.links import rendezvous
 
@@ -102,6 +102,23 @@ def test_rank_0_may_know_its_host_as_localhost(tmp_path):
             on_hosts(hosts, tmp_path, whole(0) | torchruns, {**whole(1), "MASTER_ADDR": "nodeA"} | torchruns)
         )
         assert codes == [0, 0], said
+
+
+@pytest.mark.parametrize(
+    ("change", "ip"),
+    [
+        ({}, rendezvous._EVERYWHERE),
+        ({"MASTER_ADDR": "127.0.1.1"}, rendezvous._EVERYWHERE),
+        ({"LOCAL_WORLD_SIZE": "2"}, "127.0.0.1"),
+        ({_secret.POD: "10.0.0.1"}, "127.0.0.1"),  # no other pod can have the key
+    ],
+)
+def test_the_store_is_open_to_other_hosts_only_where_ranks_may_be_there(change, ip, monkeypatch, tmp_path):
+    seen, environ = [], whole(0) | {"XDG_CONFIG_HOME": str(tmp_path)} | change
+    monkeypatch.setattr(rendezvous, "_keep_alone", lambda _, ip, *__: seen.append(ip) or {"address": ip, "port": 1})
+    monkeypatch.setattr(rendezvous, "_known", {})
+    values = {"store_addr": None, "store_port": None, "secret_key": None, "start_timeout": 1.0}
+    assert rendezvous.found(discover(environ), environ, values)["store_addr"] == "127.0.0.1" and seen == [ip]
 
 
 def test_a_second_rank_0_on_another_host_hears_of_the_first():
