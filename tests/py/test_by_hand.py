@@ -20,6 +20,11 @@ from hvdlite.links import rendezvous
 PROGRAM = [sys.executable, str(Path(__file__).resolve().parent / "on_slurm.py"), "meet", "2"]
 PORT = str(20000 + os.getpid() % 9000)
 SECONDS = 120
+BACKEND = """import torch, torch.distributed as dist, hvdlite.torch.distributed
+dist.init_process_group("hvdlite")
+dist.all_reduce(torch.ones(3))
+print("fine")
+dist.destroy_process_group()"""
 
 
 def whole(rank, port=PORT):
@@ -47,13 +52,12 @@ def start(home, *places, program=PROGRAM):
     return [subprocess.Popen(program, env={**kept, **place}, **pipes) for place in places]
 
 
-def on_hosts(hosts, home, *places):
-    """The same on the hosts 0, 1, ... key: of their home, which hosts share here."""
+def on_hosts(hosts, home, *places, program=(*PROGRAM[:-1], "1,1")):
+    """The same on the hosts 0, 1, ..., which share a home."""
     environ = {name: value for name, value in os.environ.items() if name in ("PATH", "HOME", "PYTHONPATH", "LANG")}
     environ.update(XDG_CONFIG_HOME=str(home), OMP_NUM_THREADS="1", HVDLITE_START_TIMEOUT="20")
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    words = [*PROGRAM[:-1], "1,1"]
-    return [hosts.popen(host, words, env={**environ, **place}, **pipes) for host, place in enumerate(places)]
+    return [hosts.popen(host, program, env={**environ, **place}, **pipes) for host, place in enumerate(places)]
 
 
 def ends(ranks):
@@ -102,6 +106,16 @@ def test_rank_0_may_know_its_host_as_localhost(tmp_path):
             on_hosts(hosts, tmp_path, whole(0) | torchruns, {**whole(1), "MASTER_ADDR": "nodeA"} | torchruns)
         )
         assert codes == [0, 0], said
+
+
+@needs_hosts
+def test_so_it_may_for_the_backend_of_torch(tmp_path):
+    """Where torch's own store is the meeting."""
+    pytest.importorskip("torch")
+    places = {**whole(0), "MASTER_ADDR": "localhost"}, {**whole(1), "MASTER_ADDR": "nodeA"}
+    with Hosts(2) as hosts:
+        codes, said = ends(on_hosts(hosts, tmp_path, *places, program=(sys.executable, "-c", BACKEND)))
+        assert codes == [0, 0] and [each.count("fine") for each in said] == [1, 1], said
 
 
 @pytest.mark.parametrize(
