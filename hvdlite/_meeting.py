@@ -170,6 +170,8 @@ def link(
     if place.source == "MPI":  # no store to be reached: what counts is the way to another host
         away = [name for name, host in zip(seats.host_name, seats.host_of) if host != seats.host_of[place.rank]]
         rendezvous = _named(away[0].partition("#")[0]) if away else None
+    elif rendezvous and values["job_id"] is None and seats.hosts > 1 and _at_home(rendezvous, place.rank):
+        rendezvous = None  # the store is on this host, which cannot know by which address others reach it
     secret, number = values["secret_key"] or store.secret, values["job_id"] or store.job
     given = (rendezvous, secret, number, store.epoch, place.rank, store.allgather, seats.host_of)
     way = _way_of_votes(place, values, seats)
@@ -206,6 +208,13 @@ def _way_of_votes(place: Place, values: Mapping[str, Any], seats: Seats) -> str:
     if place.source != "MPI" or seats.hosts == 1 or (way == "auto" and values["plane"] in ("hier", "p2p")):
         return "tcp"
     return str(way)
+
+
+def _at_home(rendezvous: tuple[str, int], rank: int) -> bool:
+    """Whether the route to the rendezvous never leaves this host. Raises HvdInitError."""
+    from .links import address
+
+    return address.End(address.towards(rendezvous, rank)[1][0], 0).is_loopback
 
 
 def _named(host: str) -> tuple[str, int] | None:

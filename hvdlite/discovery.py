@@ -14,8 +14,10 @@
 
 Why MPI stands before Slurm: under mpirun inside an allocation every rank has SLURM_PROCID=0, and under hydra it is the
 number of the node. A source that is present but not whole (a rank without a size) is an error, because the alternative
-is a job of ones that trains n times the same. Host numbers that a launcher does not tell are None: ranks find out when
-they meet, and never by host name.
+is a job of ones that trains n times the same. So is a job of one beside a variable that says "one of several": a rank
+above 0 or a count above 1 (`_SEVERAL`, TF_CONFIG). Two exceptions: HVDLITE_SIZE=1 is a wish, and what Slurm and PMI say
+beside a whole place of an MPI is of the daemons around it. Host numbers that a launcher does not tell are None: ranks
+find out when they meet, and never by host name.
 """
 
 from __future__ import annotations
@@ -46,6 +48,7 @@ _WHOLE = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _NUMBERS = ("rank", "size", "local_rank", "local_size", "cross_rank", "cross_size")
 _STEP = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_NODEID")
 _PODS = ("PET_NNODES", "PET_NPROC_PER_NODE", "PET_NODE_RANK", "PET_MASTER_ADDR", "PET_MASTER_PORT")
+_TRAINS = ("chief", "master", "worker")  # tasks of TF_CONFIG that would be ranks
 _LIGHTNING = ' Where Lightning starts the ranks, DDPStrategy(process_group_backend="hvdlite") makes the job.'
 
 
@@ -98,17 +101,68 @@ _FOREIGN = (
     ),
 )
 
+# A number above this says that the process is one of several.
+_SEVERAL = {
+    **{name: 0 for each in _FOREIGN for name in (each.rank, each.local_rank, each.cross_rank) if name},
+    **{name: 1 for each in _FOREIGN for name in (each.size, each.local_size, each.cross_size) if name},
+    **dict.fromkeys(("NODE_RANK", "PET_NODE_RANK", "PMIX_RANK", "SLURM_PROCID", "SLURM_LOCALID"), 0),
+    **dict.fromkeys(("PET_NNODES", "SLURM_STEP_NUM_TASKS"), 1),
+}
+_DAEMONS = ("SLURM_", "PMI_", "PMIX_")  # told to the daemons of an MPI, and passed on to its ranks
+
 
 def discover(environ: Mapping[str, str]) -> Place:
     """The place of a process with this environment. Raises HvdInitError naming variables and values."""
     place = _own(environ)
+    if place is not None:
+        return place
     for source in _FOREIGN:
         if place is None:
             place = _foreign(environ, source)
-    if place is None:
-        place = _step(environ) or _by_hand(environ)
-    if place is not None:
+    place = place or _step(environ) or _by_hand(environ)
+    if place is not None and place.size > 1:
         return place
+    several = _several(environ, place)
+    if place is None:
+        _refuse_unsupported(environ)
+        _refuse_half(environ, several)
+        return SINGLE
+    if several:
+        raise HvdInitError(
+            f"{told(place, environ)} says a job of one rank, but {_shown(environ, several)} that this process is one "
+            "of several: correct or unset what is wrong. HVDLITE_RANK=0 and HVDLITE_SIZE=1 make a job of one in any "
+            "case. [HVD105]"
+        )
+    return place
+
+
+def _several(environ: Mapping[str, str], place: Place | None) -> list[str]:
+    """The variables that say that this process is one of several. place: what was found."""
+    source = None if place is None else place.source
+    outer = () if source in (None, "torchrun", BY_HAND) else ("SLURM_",) if source == "Slurm" else _DAEMONS
+    found = []
+    for name, most in _SEVERAL.items():
+        last = environ.get(name, "").rpartition(":")[2]  # PET_NNODES=1:4
+        if last and not name.startswith(outer) and _number({name: last}, name, 0) > most:
+            found.append(name)
+    return [*found, "TF_CONFIG"] if environ.get("TF_CONFIG") and _workers(environ["TF_CONFIG"]) > 1 else found
+
+
+def _workers(text: str) -> int:
+    """How many tasks of TensorFlow's cluster train."""
+    import json  # here, because a rank that is alone needs none
+
+    try:
+        told = json.loads(text)
+        cluster, task = told.get("cluster") or {}, told.get("task") or {}
+        count = sum(len(cluster.get(kind, ())) for kind in _TRAINS)
+        return max(count, int(task.get("index", 0)) + 1 if task.get("type") in _TRAINS else 0)
+    except (ValueError, TypeError, AttributeError, RecursionError):
+        raise HvdInitError(f"TF_CONFIG={text[:80]!r}: is no cluster in JSON: correct or unset it. [HVD105]") from None
+
+
+def _refuse_unsupported(environ: Mapping[str, str]) -> None:
+    """Raises for ranks of an MPI that nobody here knows."""
     if _number(environ, "PMI_SIZE", 1) > 1:
         raise HvdInitError(
             f"PMI_RANK={environ.get('PMI_RANK')!r} and PMI_SIZE={environ.get('PMI_SIZE')!r} are set, but neither "
@@ -122,7 +176,29 @@ def discover(environ: Mapping[str, str]) -> Place:
                 "this launcher is not supported. Start the job with hvdlite-run, or set HVDLITE_RANK, HVDLITE_SIZE "
                 "and HVDLITE_STORE_ADDR (the host of rank 0) on all ranks. [HVD106]"
             )
-    return SINGLE
+
+
+def _refuse_half(environ: Mapping[str, str], several: list[str]) -> None:
+    """Raises where no place was found, but a part of one: the rest was forgotten, or lost on the way."""
+    # Lightning's launcher sets no RANK, and takes WORLD_SIZE away at the end.
+    of_lightning = "NODE_RANK" in environ and "LOCAL_RANK" in environ
+    given = [name for name in _WHOLE if environ.get(name)]
+    index = ["JOB_COMPLETION_INDEX"] if "JOB_COMPLETION_INDEX" in environ else []
+    sizeless = "MASTER_ADDR" in given and "WORLD_SIZE" not in given and ("RANK" in given or index or of_lightning)
+    if several or sizeless:
+        shown = _shown(environ, list(dict.fromkeys([*given, *several, *index])))
+        missing = ", ".join(name for name in _WHOLE if name not in given)
+        raise HvdInitError(
+            f"{shown} without {missing}: this process is a rank of a job, but its environment is incomplete. Set "
+            f"{', '.join(_WHOLE)} on all ranks, or start the job with hvdlite-run or "
+            f"torchrun.{_LIGHTNING * of_lightning} [HVD105]"
+        )
+    store = config.option_of("store_addr").variable
+    if environ.get(store) and config.option_of("member").variable not in environ:  # of an elastic job
+        raise HvdInitError(
+            f"{_shown(environ, [store, *index])} without HVDLITE_RANK, HVDLITE_SIZE: set both on all ranks (in an "
+            f"indexed Job of Kubernetes HVDLITE_SIZE alone), or unset {store} for a job of one rank. [HVD105]"
+        )
 
 
 def told(place: Place, environ: Mapping[str, str]) -> str:
@@ -175,10 +251,9 @@ def _place(numbers: list[int | None], source: str) -> Place:
 def _foreign(environ: Mapping[str, str], source: _Source) -> Place | None:
     if source.needs is not None and source.needs not in environ:
         return None
-    if source.rank not in environ and source.size not in environ:
+    if source.needs is None and source.rank not in environ and source.size not in environ:
         return None
-    names = [name for name in source[2:] if name is not None and name in environ]
-    shown = _shown(environ, names)
+    shown = _shown(environ, [name for name in source[1:] if name is not None and name in environ])
     for name in (source.rank, source.size):
         if name not in environ:
             raise HvdInitError(
@@ -190,21 +265,25 @@ def _foreign(environ: Mapping[str, str], source: _Source) -> Place | None:
 
 
 def _step(environ: Mapping[str, str]) -> Place | None:
-    if "SLURM_STEP_ID" not in environ or "SLURM_PROCID" not in environ:
+    if "SLURM_STEP_ID" not in environ:
         return None
     shown = _shown(environ, [name for name in _STEP if name in environ])
     # The step's own number comes first: in an interactive step SLURM_NTASKS is that of the whole allocation.
     size_name = "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in environ else "SLURM_NTASKS"
-    if size_name not in environ:
+    size = _number(environ, size_name, 1)
+    if "SLURM_PROCID" not in environ and size == 1:
+        return None
+    missing = "SLURM_PROCID" if "SLURM_PROCID" not in environ else "" if size_name in environ else "SLURM_NTASKS"
+    if missing:
         raise HvdInitError(
-            f"Slurm: {shown} without SLURM_NTASKS: the environment of the step is incomplete. Start the script with "
+            f"Slurm: {shown} without {missing}: the environment of the step is incomplete. Start the script with "
             "srun, or unset the SLURM_ variables. [HVD105]"
         )
     node = _number(environ, "SLURM_NODEID", 0)
     tasks = _slurm.tasks_per_node(environ.get("SLURM_STEP_TASKS_PER_NODE", ""))
     place = Place(
         _number(environ, "SLURM_PROCID", 0),
-        _number(environ, size_name, 1),
+        size,
         _number(environ, "SLURM_LOCALID", 0) if "SLURM_LOCALID" in environ else None,
         tasks[node] if node < len(tasks) else None,
         node if "SLURM_NODEID" in environ else None,
@@ -217,8 +296,6 @@ def _step(environ: Mapping[str, str]) -> Place | None:
 def _by_hand(environ: Mapping[str, str]) -> Place | None:
     """The place that scripts of torch.distributed read (env://), or that an operator of Kubernetes tells torchrun,
     where no torchrun is. Local and cross numbers are found when the ranks meet."""
-    # Lightning's launcher sets no RANK, and takes WORLD_SIZE away at the end.
-    of_lightning = "NODE_RANK" in environ and "LOCAL_RANK" in environ
     environ = {name: environ[name] for name in (*_WHOLE, *_PODS) if environ.get(name)}  # manifests leave some empty
     shown = _shown(environ, list(environ))
     per_pod, pods = environ.get("PET_NPROC_PER_NODE", ""), environ.get("PET_NNODES", "")
@@ -232,14 +309,6 @@ def _by_hand(environ: Mapping[str, str]) -> Place | None:
         _number(environ, "MASTER_PORT", 0)
         numbers = [_number(environ, "RANK", 0), _number(environ, "WORLD_SIZE", 1)]
         return _checked(_place([*numbers, None, None, None, None], BY_HAND), shown)
-    sizeless = ("RANK" in environ or of_lightning) and "MASTER_ADDR" in environ and "WORLD_SIZE" not in environ
-    if sizeless or _number(environ, "WORLD_SIZE", 1) > 1:
-        missing = ", ".join(name for name in _WHOLE if name not in environ)
-        raise HvdInitError(
-            f"{shown} without {missing}: this process is a rank of a job, but its environment is incomplete. Set "
-            f"{', '.join(_WHOLE)} on all ranks, or start the job with hvdlite-run or "
-            f"torchrun.{_LIGHTNING * of_lightning} [HVD105]"
-        )
     if pods.rpartition(":")[2] not in ("", "1"):
         missing = ", ".join(name for name in _PODS[2:] if name not in environ)
         if missing or not pods.isdecimal():  # 1:4 is a number for torchrun's elastic agents
@@ -264,7 +333,7 @@ def _number(environ: Mapping[str, str], name: str, absent: int) -> int:
 
 def _shown(environ: Mapping[str, str], names: list[str]) -> str:
     """`A=1, B=2` for error texts."""
-    return ", ".join(f"{name}={environ[name]}" for name in names)
+    return ", ".join(f"{name}={environ[name][:80]}" for name in names)
 
 
 def _checked(place: Place, shown: str) -> Place:

@@ -76,13 +76,17 @@ class Epochs:
     def check(self, rank: int, size: int, pid: int, build: tuple[str, str], living: bool) -> None:
         """May this process join as this rank? Raises Refusal."""
         if size != self.size:
-            raise Refusal(f"HVDLITE_SIZE is {size}, but the launcher of this job started {self.size} ranks [HVD119]")
+            raise Refusal(
+                f"the environment of this rank says {size} ranks, but this job has {self.size}: give all ranks the "
+                "same WORLD_SIZE (PET_NNODES, HVDLITE_SIZE) [HVD119]"
+            )
         if not 0 <= rank < size:
             raise Refusal(f"there is no rank {rank} in a job of {size} [HVD119]")
         if living:
             raise Refusal(
                 f"rank {rank} is already in the job as process {self._pids[rank]}; process {pid} inherited its "
-                "environment and cannot be the same rank: call init in one process of each rank only [HVD118]"
+                "environment, or was given the same RANK: call init in one process of each rank only, and give every "
+                "rank its own RANK [HVD118]"
             )
         if rank in self._ended:
             raise Refusal(coded("HVD121", f"the launcher reported the end of this rank: {self._ended[rank]}"))

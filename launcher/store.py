@@ -63,7 +63,8 @@ class StoreServer:
         self._secret = secret
         self._on_abort = on_abort
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
-        self._listener = socket.create_server((address, port), family=family, backlog=512)
+        both = address == "::"  # all addresses: those of IPv4, too
+        self._listener = socket.create_server((address, port), family=family, backlog=512, dualstack_ipv6=both)
         self._listener.setblocking(False)
         self._selector = selectors.EpollSelector() if hasattr(select, "epoll") else selectors.DefaultSelector()
         self._selector.register(self._listener, selectors.EVENT_READ)

@@ -18,6 +18,10 @@ found.
 
 From there on everything is as with the launcher's store. HVDLITE_STORE_ADDR names rank 0's node another way, where its
 own name leads astray, and HVDLITE_STORE_PORT the port.
+
+Some operators tell rank 0 that its host is "localhost", and the others its name. So the store listens at all addresses
+where rank 0's name stays at home, unless all ranks are known to be on its host, or no other host can have the secret.
+The number of ranks is no part of the port and the secret: the store compares it, and says who was told another.
 """
 
 from __future__ import annotations
@@ -36,7 +40,7 @@ from typing import Any
 from .. import _handshake, _python, _slurm, _store, config
 from .. import _secret as _secrets
 from .._coded import coded, uncoded
-from ..discovery import BY_HAND, Place
+from ..discovery import BY_HAND, Place, told
 from ..errors import HvdInitError, let_out
 from . import address
 
@@ -44,6 +48,8 @@ _PORTS = (10000, 20000)  # below those that the kernel gives away, and those of 
 _TRIED = 8
 _PAUSE_S = 0.1
 _ANSWER_S = 3.0
+_HOME = "127.0.0.1"
+_EVERYWHERE = "::" if socket.has_dualstack_ipv6() else "0.0.0.0"
 _keepers: list[subprocess.Popen[bytes]] = []  # of this process, as rank 0
 _known: dict[str, Any] = {}  # what `found` found, for later lives
 
@@ -58,16 +64,22 @@ def found(place: Place, environ: Mapping[str, str], values: Mapping[str, Any]) -
     deadline = time.monotonic() + values["start_timeout"]
     tell = {"torchrun": _torchrun, "Slurm": _step}.get(place.source, _by_hand)
     step, nodes = tell(place, environ, values["store_addr"])
-    node = values["store_addr"] or (nodes[0] if len(nodes) > 1 else "127.0.0.1")
-    secret = hmac.digest(values["secret_key"] or _secret(environ, place.rank, len(nodes) < 2), step.encode(), "sha256")
+    node = values["store_addr"] or (nodes[0] if len(nodes) > 1 else _HOME)
+    key, here = _key(values["secret_key"], environ, place.rank, node, len(nodes) < 2)
+    secret = hmac.digest(key, step.encode(), "sha256")
     ports = [values["store_port"]] if values["store_port"] else _ports(step, secret)
+    node = _HOME if here else node
     if place.rank == 0:
         if tell is _by_hand:
             _await_name(node, deadline)
-        port = _keep_alone(place.size, _own_address(node, nodes), ports, secret, deadline)
-        where = (port["address"], port["port"])
+        ip = _HOME if here else _own_address(node, nodes)
+        if ip not in (_HOME, _EVERYWHERE):
+            _refuse_second(node, ip, ports[0], secret)
+        # Half of the time, so that what it says does not come after a first rank 0 has given up.
+        port = _keep_alone(place.size, ip, ports, secret, deadline - values["start_timeout"] / 2)
+        where = (_HOME if ip == _EVERYWHERE else port["address"], port["port"])
     else:
-        where = _seek(place.rank, node, ports, secret, values["start_timeout"], environ)
+        where = _seek(place.rank, node, ports, secret, values["start_timeout"], environ, told(place, environ))
     _known.update(store_addr=where[0], store_port=where[1], secret_key=secret, pid=os.getpid())
     return found(place, environ, values)
 
@@ -80,16 +92,16 @@ def _step(place: Place, environ: Mapping[str, str], store_addr: str | None) -> t
 
 
 def _torchrun(place: Place, environ: Mapping[str, str], store_addr: str | None) -> tuple[str, list[str]]:
-    """The same under torchrun, which tells rank 0's node alone. Its count of restarts is no part of it, since nodes
-    need not have the same; the store of an earlier attempt ends when that attempt's ranks do."""
+    """The same under torchrun, which tells rank 0's node alone. The name of that is no part of it, as below, nor the
+    count of restarts, since nodes need not have the same; an earlier attempt's store ends when its ranks do."""
     node, port = environ.get("MASTER_ADDR"), environ.get("MASTER_PORT")
     if not node or not port:
         raise HvdInitError(
             f"rank {place.rank} of {place.size}: torchrun's MASTER_ADDR={node!r} and MASTER_PORT={port!r} do not "
             "lead to rank 0: does the script change them before init()? [HVD116]"
         )
-    step = f"torchrun {environ['TORCHELASTIC_RUN_ID']} {node}:{port}"
-    return step, ["127.0.0.1"] if place.local_size == place.size else [node, node]
+    step = f"torchrun {environ['TORCHELASTIC_RUN_ID']} {port}"
+    return step, [_HOME] if place.local_size == place.size else [node, node]
 
 
 def _by_hand(place: Place, environ: Mapping[str, str], store_addr: str | None) -> tuple[str, list[str]]:
@@ -97,8 +109,8 @@ def _by_hand(place: Place, environ: Mapping[str, str], store_addr: str | None) -
     part of it, since rank 0 may know itself by another."""
     port = environ.get("MASTER_PORT") or environ.get("PET_MASTER_PORT") if place.source == BY_HAND else None
     node = store_addr or environ.get("MASTER_ADDR") or environ["PET_MASTER_ADDR"]
-    one_host = place.local_size == place.size or node == "localhost" or address.End(node, 0).is_loopback
-    return f"{place.size} ranks by hand, {port}", ["127.0.0.1"] if one_host else [node, node]
+    local = environ.get("LOCAL_WORLD_SIZE") if place.source == BY_HAND else str(place.local_size)
+    return f"by hand, {port}", [_HOME] if local == str(place.size) else [node, node]
 
 
 def _await_name(node: str, deadline: float) -> None:
@@ -119,18 +131,49 @@ def _ports(step: str, secret: bytes) -> list[int]:
     return [low + int.from_bytes(drawn[2 * i : 2 * i + 2], "big") % (high - low) for i in range(_TRIED)]
 
 
+def _key(given: bytes | None, environ: Mapping[str, str], rank: int, node: str, here: bool) -> tuple[bytes, bool]:
+    """What the secret is drawn from, and whether it serves ranks of this host alone. here: all are known to be on it.
+    Raises HvdInitError."""
+    if given is not None:
+        return given, here
+    try:
+        return _secret(environ, rank, here), here
+    except HvdInitError:
+        if here or not _stays_home(node):
+            raise
+    return _secret(environ, rank, True), True
+
+
+def _stays_home(name: str) -> bool:
+    """Whether a name or an address leads every host to itself."""
+    return name in ("localhost", "0.0.0.0", "::") or address.End(name, 0).is_loopback
+
+
 def _own_address(node: str, nodes: Sequence[str]) -> str:
-    """The address at which the other nodes look for this one: that of its name, unless the name stays at home."""
-    if len(nodes) < 2:
-        return "127.0.0.1"
+    """The address at which the other nodes look for this one: that of its name; all, if the name stays at home."""
     try:
         (_, _, _, _, end), *_ = socket.getaddrinfo(node, 0, type=socket.SOCK_STREAM)
-        if not address.End(str(end[0]), 0).is_loopback:
+        if not _stays_home(str(end[0])):
             with socket.create_server((str(end[0]), 0), family=_family(str(end[0]))):
                 return str(end[0])
     except OSError:
         pass  # a name that leads nowhere, or to no interface of this node
-    return str(address.towards((nodes[-1], 9), 0)[1][0])
+    mine = str(address.towards((nodes[-1], 9), 0)[1][0])
+    return _EVERYWHERE if _stays_home(mine) else mine
+
+
+def _refuse_second(node: str, ip: str, port: int, secret: bytes) -> None:
+    """Raises where the name of rank 0's host leads to another host, and rank 0 has its store there already."""
+    try:
+        away = ip not in (end[0] for *_, end in socket.getaddrinfo(node, 0, type=socket.SOCK_STREAM))
+    except OSError as error:
+        let_out(error)
+        return
+    if away and _is_ours(node, port, secret):
+        raise HvdInitError(
+            f"rank 0 ({socket.gethostname()}): {node} is another host, where another rank 0 of this job waits: give "
+            "every process a RANK (PET_NODE_RANK, HVDLITE_RANK) of its own [HVD118]"
+        )
 
 
 def _family(ip: str) -> socket.AddressFamily:
@@ -140,9 +183,10 @@ def _family(ip: str) -> socket.AddressFamily:
 def _keep_alone(size: int, ip: str, ports: Sequence[int], secret: bytes, deadline: float) -> dict[str, Any]:
     """Starts the store where no other with this secret listens at an earlier port: ranks of both jobs would meet there.
     Waits for the other to end, since it may be what is left of an attempt before."""
+    near = _HOME if ip == _EVERYWHERE else ip
     while True:
         found = _keep(size, ip, ports, secret)
-        other = next((port for port in ports[: ports.index(found["port"])] if _is_ours(ip, port, secret)), None)
+        other = next((port for port in ports[: ports.index(found["port"])] if _is_ours(near, port, secret)), None)
         if other is None:
             return found
         keeper = _keepers.pop()
@@ -150,8 +194,9 @@ def _keep_alone(size: int, ip: str, ports: Sequence[int], secret: bytes, deadlin
         keeper.wait()
         if time.monotonic() > deadline:
             raise HvdInitError(
-                f"rank 0: another job of {size} ranks already uses {ip}:{other}, with the same secret and the same "
-                "MASTER_PORT or none: set a different MASTER_PORT (or HVDLITE_STORE_PORT) for each job [HVD116]"
+                f"rank 0 of {size}: another rank 0 already uses {near}:{other}, with the same secret and the same "
+                "MASTER_PORT or none. If it is of this job, give every process a RANK of its own. If it is of another "
+                "job, set a different MASTER_PORT (or HVDLITE_STORE_PORT) for each job [HVD116]"
             )
         time.sleep(_PAUSE_S)
 
@@ -201,10 +246,10 @@ def _keep(size: int, ip: str, ports: Sequence[int], secret: bytes) -> dict[str, 
 
 
 def _seek(
-    rank: int, node: str, ports: Sequence[int], secret: bytes, timeout: float, environ: Mapping[str, str]
+    rank: int, node: str, ports: Sequence[int], secret: bytes, timeout: float, environ: Mapping[str, str], place: str
 ) -> tuple[str, int]:
     """Where rank 0's store listens, asked for until it answers. A port of somebody else is passed over, also one that
-    leads to the store by way of somebody else."""
+    leads to the store by way of somebody else. place: what tells this rank's, for the text."""
     deadline, attempt = time.monotonic() + timeout, 0
     reasons: dict[int, str] = {}
     while time.monotonic() < deadline:
@@ -224,7 +269,8 @@ def _seek(
     said = "; ".join(f"{', '.join(those)}: {reason}" for reason, those in shared.items())
     raise HvdInitError(
         f"rank {rank} ({socket.gethostname()}) found no store of rank 0 at {node} within {timeout:g} s (ports "
-        f"{said}). Check that rank 0 calls init(), and that {node} leads to its node (or set HVDLITE_STORE_ADDR). "
+        f"{said}). This rank has {place}: rank 0 must have the same, but for the rank. "
+        f"Check that rank 0 calls init(), and that {node} leads to its node (or set HVDLITE_STORE_ADDR). "
         f"Check that the nodes share the home directory, or set a secret: {_secrets.giving(environ)} [HVD116]"
     )
 

@@ -1,5 +1,8 @@
 """Which rank a process is, from the environments that launchers were seen to leave; all of it pure."""
 
+import itertools
+import re
+
 import pytest
 
 from hvdlite._slurm import nodes, tasks_per_node
@@ -29,6 +32,7 @@ PODS = variables(
     "PET_NNODES=2 PET_NODE_RANK=1 PET_NPROC_PER_NODE=1 PET_MASTER_ADDR=train-0.train PET_MASTER_PORT=29500"
 )
 HYDRA = variables("PMI_RANK=1 PMI_SIZE=4 MPI_LOCALRANKID=1 MPI_LOCALNRANKS=2")
+TF_CONFIG = '{"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 0}}'
 PLACE_NAMES = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")
 MVAPICH = dict(zip(["MV2_COMM_WORLD_" + name for name in PLACE_NAMES], ["1", "4", "1", "2"]))
 JSRUN = dict(zip(["JSM_NAMESPACE_" + name for name in PLACE_NAMES], ["1", "4", "1", "2"]))
@@ -45,12 +49,16 @@ def without(environ, *names):
 def test_nothing_is_a_single_process():
     assert discover({}) == SINGLE == Place(0, 1, 0, 1, 0, 1, "single process")
     for few in (
-        {"RANK": "3"},
+        {"RANK": "0"},
+        {"LOCAL_RANK": "0"},
+        {"LOCAL_RANK": "-1"},
+        {"HVDLITE_MEMBER": "0", "HVDLITE_STORE_ADDR": "a"},
+        {"TF_CONFIG": '{"cluster": {"chief": ["a:1"], "ps": ["b:1"]}, "task": {"type": "ps", "index": 1}}'},
         {"WORLD_SIZE": "1", "RANK": "0"},
         {"MASTER_ADDR": "a", "MASTER_PORT": "1"},
         {"RANK": ""},
     ):
-        assert discover({**few, "PATH": "/bin"}) == SINGLE  # RANK alone may be anybody's
+        assert discover({**few, "PATH": "/bin"}) == SINGLE
     assert discover({"JOB_COMPLETION_INDEX": "3"}) == discover({"PET_NNODES": "1", "PET_NPROC_PER_NODE": "1"}) == SINGLE
 
 
@@ -94,7 +102,8 @@ def test_other_launchers(environ, place):
 
 
 def test_an_sbatch_script_itself_is_a_single_process():
-    assert discover(without(SRUN, "SLURM_STEP_ID")) == SINGLE
+    step = [name for name in SRUN if name.startswith("SLURM_STEP_")]
+    assert discover({**without(SRUN, *step), "SLURM_PROCID": "0"}) == SINGLE
 
 
 @pytest.mark.parametrize("mpi", [OPEN_MPI, HYDRA])
@@ -132,6 +141,18 @@ def test_the_first_source_wins():
         ({**LIGHTNING, "WORLD_SIZE": "2"}, "RANK: .* DDPStrategy"),
         ({**HAND, "MASTER_ADDR": ""}, "MASTER_ADDR"),
         (without(PODS, "PET_NODE_RANK", "PET_MASTER_ADDR"), "PET_NODE_RANK, PET_MASTER_ADDR"),
+        ({"RANK": "1"}, "WORLD_SIZE, MASTER_ADDR, MASTER_PORT"),
+        ({"LOCAL_WORLD_SIZE": "2"}, "RANK, WORLD_SIZE"),
+        ({"OMPI_COMM_WORLD_LOCAL_RANK": "1"}, "RANK, WORLD_SIZE"),
+        ({"TF_CONFIG": TF_CONFIG}, "RANK, WORLD_SIZE"),
+        ({"TF_CONFIG": '{"cluster": {"worker": {"1": "b:1"}}, "task": {"type": "worker", "index": 1}}'}, "RANK"),
+        ({"TORCHELASTIC_RUN_ID": "none"}, "RANK"),
+        ({"MPI_LOCALRANKID": "0"}, "PMI_RANK"),
+        (without(SRUN, "SLURM_STEP_ID"), "RANK, WORLD_SIZE"),  # lost: an sbatch script is rank 0
+        (without(SRUN, "SLURM_PROCID"), "SLURM_PROCID"),
+        ({"JOB_COMPLETION_INDEX": "0", "MASTER_ADDR": "train-0"}, "RANK, WORLD_SIZE"),
+        ({"JOB_COMPLETION_INDEX": "1", "HVDLITE_STORE_ADDR": "train-0"}, "HVDLITE_RANK, HVDLITE_SIZE"),
+        ({"HVDLITE_STORE_ADDR": "train-0"}, "HVDLITE_RANK, HVDLITE_SIZE"),
     ],
 )
 def test_half_a_place_is_an_error_naming_the_other_half(environ, missing):
@@ -158,6 +179,8 @@ def test_half_a_place_is_an_error_naming_the_other_half(environ, missing):
         {**HAND, **PODS, "WORLD_SIZE": "4", "PET_NPROC_PER_NODE": "2"},
         {**PODS, "PET_NNODES": "1", "PET_NPROC_PER_NODE": "2"},
         {**SRUN, "SLURM_STEP_TASKS_PER_NODE": "2(x"},
+        {"TF_CONFIG": "worker"},
+        {"TF_CONFIG": '{"cluster": [1]}'},
     ],
 )
 def test_numbers_that_cannot_be_are_an_error(environ):
@@ -215,3 +238,47 @@ def test_slurms_nodes(text, names):
 def test_slurms_nodes_that_are_none(text):
     with pytest.raises(HvdInitError, match="SLURM_JOB_NODELIST"):
         nodes(text)
+
+
+# What each launcher sets for rank {r}: nothing, the whole place of one of two, a job of one, and parts of a place.
+TOLD = {
+    "own": "|HVDLITE_RANK={r} HVDLITE_SIZE=2 HVDLITE_STORE_ADDR=a|HVDLITE_RANK=0 HVDLITE_SIZE=1|HVDLITE_SIZE=2|"
+    "HVDLITE_STORE_ADDR=a",
+    "torchrun": "|TORCHELASTIC_RUN_ID=x RANK={r} WORLD_SIZE=2 LOCAL_RANK={r} MASTER_ADDR=a MASTER_PORT=1|"
+    "TORCHELASTIC_RUN_ID=x RANK=0 WORLD_SIZE=1 LOCAL_RANK=0|TORCHELASTIC_RUN_ID=x LOCAL_RANK={r}",
+    "mpi": "|OMPI_COMM_WORLD_RANK={r} OMPI_COMM_WORLD_SIZE=2 PMIX_RANK={r}|OMPI_COMM_WORLD_RANK=0 "
+    "OMPI_COMM_WORLD_SIZE=1|OMPI_COMM_WORLD_SIZE=2|PMIX_RANK={r}",
+    "hydra": "|PMI_RANK={r} PMI_SIZE=2 MPI_LOCALRANKID={r}|PMI_RANK=0 PMI_SIZE=1 MPI_LOCALRANKID=0|PMI_RANK={r}",
+    "srun": "|SLURM_STEP_ID=0 SLURM_PROCID={r} SLURM_NTASKS=2|SLURM_STEP_ID=0 SLURM_PROCID=0 SLURM_STEP_NUM_TASKS=1 "
+    "SLURM_NTASKS=1|SLURM_STEP_ID=0 SLURM_STEP_NUM_TASKS=2|SLURM_PROCID=0 SLURM_LOCALID=0 SLURM_NTASKS=4",
+    "pods": "|RANK={r} WORLD_SIZE=2 MASTER_ADDR=a MASTER_PORT=1|RANK=0 WORLD_SIZE=1 MASTER_ADDR=a MASTER_PORT=1|"
+    "PET_NNODES=2 PET_NODE_RANK={r} PET_NPROC_PER_NODE=1 PET_MASTER_ADDR=a PET_MASTER_PORT=1|RANK=0 WORLD_SIZE=1 "
+    "MASTER_ADDR=a MASTER_PORT=1 PET_NNODES=2 PET_NODE_RANK={r}|RANK={r}|WORLD_SIZE=2 MASTER_ADDR=a|RANK=0 "
+    "WORLD_SIZE=1 TF_CONFIG={two}|TF_CONFIG={two}|JOB_COMPLETION_INDEX={i} MASTER_ADDR=a|JOB_COMPLETION_INDEX={i}|"
+    "LOCAL_RANK=0 MASTER_ADDR=a MASTER_PORT=1",
+}
+
+
+def outcome(environ):
+    try:
+        return discover(environ)
+    except HvdInitError as error:
+        assert environ.keys() & set(re.findall(r"\w+", str(error))), (environ, error)
+        return None
+
+
+def test_no_combination_of_launchers_is_a_job_of_ones_without_a_word():
+    two, count = TF_CONFIG.replace(" ", ""), 0
+    for own_, torchrun, mpi, hydra, srun, pods in itertools.product(*(each.split("|") for each in TOLD.values())):
+        given = variables(f"{pods} {srun} {hydra} {mpi} {torchrun} {own_}")  # torchrun sets RANK anew
+        said = " ".join(map("=".join, given.items()))
+        environs = [variables(said.replace("{r}", r).replace("{i}", r).replace("{two}", two)) for r in "01"]
+        places, count = [outcome(environ) for environ in environs], count + 1
+        if None in places or [(place.rank, place.size) for place in places] == [(0, 2), (1, 2)]:
+            continue
+        assert [place[:2] for place in places] == [(0, 1)] * 2, environs
+        of_daemons = r"\b(SLURM|PMI|PMIX)_\S+" if "_SIZE=1" in mpi + hydra else "$"
+        told = re.sub(of_daemons, "", said)
+        half = places[0] == SINGLE and ("STORE" in own_ or "INDEX={i} MASTER" in pods)
+        assert "SIZE=1" in own_ or not half and not re.search("{r}|=2|two", told), environs
+    assert count > 5000

@@ -63,12 +63,12 @@ def test_ports_of_others_are_passed_over_and_a_relay_is_called_one():
         foreign = threading.Thread(target=lambda: silent.accept()[0].close())
         foreign.start()
         tried = [relay.address[1], silent.getsockname()[1], store.address[1]]
-        assert rendezvous._seek(1, "127.0.0.1", tried, SECRET, 20, {}) == ("127.0.0.1", store.address[1])
+        assert rendezvous._seek(1, "127.0.0.1", tried, SECRET, 20, {}, "") == ("127.0.0.1", store.address[1])
         foreign.join(SECONDS)
         with pytest.raises(
             HvdInitError, match=rf"ports {relay.address[1]}: the store at that port: the connection is not direct"
         ):
-            rendezvous._seek(1, "127.0.0.1", tried[:1], SECRET, 0.5, {})
+            rendezvous._seek(1, "127.0.0.1", tried[:1], SECRET, 0.5, {}, "")
 
 
 def test_a_stranger_at_the_first_address_of_a_name_hides_no_store(monkeypatch):
@@ -79,7 +79,7 @@ def test_a_stranger_at_the_first_address_of_a_name_hides_no_store(monkeypatch):
         monkeypatch.setattr(rendezvous.socket, "getaddrinfo", lambda *_, **__: ends)
         foreign = threading.Thread(target=lambda: stranger.accept()[0].sendall(b"SSH-2.0-OpenSSH_9.2\r\n" + bytes(64)))
         foreign.start()
-        assert rendezvous._seek(1, "node", [store.address[1]], SECRET, 20, {}) == ("127.0.0.1", store.address[1])
+        assert rendezvous._seek(1, "node", [store.address[1]], SECRET, 20, {}, "") == ("127.0.0.1", store.address[1])
         foreign.join(SECONDS)
 
 

@@ -228,7 +228,7 @@ def test_a_second_process_of_a_rank_is_refused_and_both_are_named():
 
 
 @pytest.mark.parametrize(
-    "rank, size, says", [(0, 3, "launcher of this job started 2"), (2, 2, "no rank 2"), (-1, 2, "no rank -1")]
+    "rank, size, says", [(0, 3, "says 3 ranks, but this job has 2"), (2, 2, "no rank 2"), (-1, 2, "no rank -1")]
 )
 def test_a_rank_that_cannot_be_is_refused(rank, size, says):
     with served(2) as store, pytest.raises(HvdInitError, match=says):
