@@ -149,6 +149,18 @@ class GradientBook:
         self._sent.clear()
         self._begin_window()
 
+    def place(self) -> tuple[list[int], int, bool, bool, bool] | None:
+        """What has been counted and reduced since the last step, for `go_on`. None: nothing."""
+        if not (self._ended or self._closing or self.reduced or any(self._passes)):
+            return None
+        return list(self._passes), self._ended, self._closing, self.reduced, self.complete
+
+    def go_on(self, place: tuple[list[int], int, bool, bool, bool]) -> None:
+        """From where `place` was called."""
+        self.reset()
+        passes, self._ended, self._closing, self.reduced, self.complete = place
+        self._passes = list(passes)
+
     def reset(self) -> None:
         """A step is over, or gradients are zero: nothing is sent, counted or reduced."""
         self._sent.clear()
