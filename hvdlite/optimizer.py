@@ -18,7 +18,22 @@ the step: its gradients are added to what is reduced already, which the book tel
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+
+class Window(Protocol):
+    """Several passes that an optimizer of Keras or TensorFlow adds up."""
+
+    def place(self) -> int:
+        """How many passes of the window are done."""
+
+    def clear(self) -> None:
+        """A window begins, on all ranks."""
+
+
+windows: weakref.WeakSet[Window] = weakref.WeakSet()  # those of this process, but for graphs of TensorFlow 1
 
 
 def check_passes(passes: object) -> None:

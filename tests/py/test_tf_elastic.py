@@ -1,6 +1,8 @@
 """The names of elastic training on TensorFlow and Keras work while the ranks stay; every failure reaches somebody."""
 
+import contextlib
 import sys
+import warnings
 from importlib.util import find_spec
 
 import numpy as np
@@ -165,6 +167,63 @@ def test_a_sync_that_ends_before_the_objects_leaves_one_commit():
     with pytest.raises(hvd.HvdMismatchError) as caught:
         hvd.elastic.KerasState(other).sync()
     assert caught.value.ranks == (1,)
+
+
+@pytest.mark.parametrize("kind", ["keras", "v1", "adasum", "session"])
+@as_ranks(2, deadline=120)
+def test_windows_of_passes_return_to_the_commit_with_the_variables(kind):
+    import keras
+    import tensorflow as tf
+
+    import hvdlite.tensorflow as hvd
+
+    v1 = tf.compat.v1
+
+    def weights(passes):
+        """After passes with these slopes; with None the state goes back to its last commit."""
+        variable = v1.get_variable("w", initializer=tf.ones(2)) if kind == "session" else tf.Variable(tf.ones(2))
+        plain = keras.optimizers.SGD(0.1) if kind == "keras" else v1.train.GradientDescentOptimizer(0.1)
+        op = hvd.Adasum if kind == "adasum" else hvd.Average
+        optimizer = hvd.DistributedOptimizer(plain, backward_passes_per_step=2, op=op)
+        slope = v1.placeholder(tf.float32, []) if kind == "session" else tf.Variable(0.0)
+
+        def step():
+            if kind == "keras":
+                return optimizer.apply_gradients([(tf.fill([2], slope), variable)])
+            pairs = optimizer.compute_gradients(lambda: tf.reduce_sum(slope * variable), [variable])
+            return optimizer.apply_gradients(pairs)
+
+        if kind == "session":
+            made, session = step(), v1.Session()
+            session.run(v1.global_variables_initializer())
+            state = hvd.elastic.TensorFlowState([variable], session=session)
+        else:
+            optimizer.build([variable]) if kind == "keras" else None
+            made, state, session = step, hvd.elastic.TensorFlowState([variable]), None
+        for each in passes:
+            if each is None:
+                state.restore()
+            elif session is None:
+                slope.assign(each)
+                made()
+            else:
+                session.run(made, {slope: each})
+            if each is not None and each < 4:
+                state.commit()
+        return list(variable.numpy() if session is None else session.run(variable))
+
+    def graph():
+        return tf.Graph().as_default() if kind == "session" else contextlib.nullcontext()
+
+    def after(*passes):
+        with graph(), warnings.catch_warnings(record=True) as found:
+            warnings.simplefilter("always")
+            return weights(passes), sum("HVD243" in str(each.message) for each in found)
+
+    assert after(4.0, 1.0, 4.0, 2.0) == after(4.0, None, 4.0, 1.0, 4.0, None, 4.0, 2.0)
+    restarts = kind in ("keras", "v1")  # a session's variables have the sums; Adasum's passes change the weights
+    wanted, _ = after(4.0, 5.0) if restarts else after(1.0, 4.0, 5.0)
+    assert after(1.0, 4.0, None, 4.0, 5.0) == (pytest.approx(wanted), kind != "session")
 
 
 @as_ranks(2, deadline=120)
