@@ -356,13 +356,12 @@ def _copied(value: Any) -> Any:
         return value
 
 
-def warn_of_sums(passes: int) -> None:
-    """The ranks go on in the middle of a window, of which so many passes are done: each rank had sums of its own."""
+def _warn_of_sums() -> None:
+    """The ranks go on in the middle of a window of several passes, in which each rank had sums of its own."""
     if _core.rank() == 0 and _core.size() > 1:
         warn(
-            f"rank 0: the ranks were synchronized after {passes} passes of a window of backward_passes_per_step or "
-            "no_sync. The sums of rank 0 stand for those of all ranks in this step: commit at the end of a window "
-            "[HVD243]"
+            "rank 0: the ranks were synchronized in the middle of a window of backward_passes_per_step or no_sync. The "
+            "sums of rank 0 stand for those of all ranks in this step: commit at the end of a window [HVD243]"
         )
 
 

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from .. import _core
-from ..elastic import ObjectState, warn_of_sums
+from ..elastic import ObjectState, _warn_of_sums
 from ..objects import broadcast_object
 from .backend import backend, broadcast, keras
 from .window import ATTRIBUTE
@@ -129,7 +129,7 @@ class KerasState(ObjectState):
             kept = broadcast_object(self._window().kept(), 0)
             self._go_on(kept)
             if self._window().place():
-                warn_of_sums(self._window().place())
+                _warn_of_sums()
         self._drop_gradients()
         copies = self._copies()
         super().sync()

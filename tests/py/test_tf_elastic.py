@@ -26,7 +26,8 @@ def test_a_models_state_is_synchronized_saved_and_restored():
     model = keras.Sequential([keras.layers.Input((2,)), keras.layers.Dense(2)])
     model.set_weights([np.full((2, 2), rank + 1.0), np.full(2, rank + 1.0)])
     optimizer = keras.optimizers.Adam(0.1 * (rank + 1))
-    state = hvd.elastic.KerasState(model, optimizer, batch=20 + rank, epoch=10 + rank)
+    state = hvd.elastic.KerasState(model, optimizer, batch=20 + rank, epoch=5)
+    state.epoch += 5 + rank
     state.sync()
     assert all((weight == 1).all() for weight in model.get_weights())
     assert (state.batch, state.epoch) == (20, 10) and abs(float(optimizer.learning_rate) - 0.1) < 1e-6
@@ -95,11 +96,13 @@ def test_variables_are_synchronized_saved_and_restored_eagerly_and_in_a_session(
     rank = hvd.rank()
     v = tf.Variable([float(rank), 5.0])
     state = hvd.elastic.TensorFlowState([v], step=rank)
+    state.step += 4  # what is set after it was made counts, as variables do
+    v.assign_add([2.0, 0.0])
     state.sync()
-    assert v[0] == 0 and state.step == 0
+    assert v[0] == 2 and state.step == 4
     v.assign([7.0, 8.0])
     state.restore()
-    np.testing.assert_array_equal(v, [0, 5])
+    np.testing.assert_array_equal(v, [2, 5])
     v.assign([7.0, 8.0])
     state.commit()
     v.assign([9.0, 9.0])

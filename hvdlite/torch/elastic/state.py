@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_map_only
 from ... import _member
 from ..._core import rank
 from ..._state_form import of_same_names
-from ...elastic import ObjectState, warn_of_sums
+from ...elastic import ObjectState, _warn_of_sums
 from ...errors import HvdStateError
 from ...objects import allgather_object, broadcast_object
 from ..device import settled
@@ -279,8 +279,8 @@ class TorchState(ObjectState):
             self._save_handlers()
             super().sync()
             self._kept = kept
-        if unfinished.passes(kept):
-            warn_of_sums(unfinished.passes(kept))
+        if unfinished.has_sums(kept):
+            _warn_of_sums()
 
     def _form(self) -> dict[str, str]:
         return {**super()._form(), **{name: type(each.value).__name__ for name, each in self._handlers.items()}}

@@ -57,9 +57,9 @@ def kept(parts: Sequence[Any]) -> _Kept | None:
     return {"places": places, "gradients": gradients} if places or gradients else None
 
 
-def passes(what: _Kept | None) -> int:
-    """How many passes of an open window it has, whose sums are each rank's own. 0: none."""
-    return max((ended or closing for _, ended, closing, *_ in what["places"].values()), default=0) if what else 0
+def has_sums(what: _Kept | None) -> bool:
+    """Whether a window of several passes is open: until it ends, sums are each rank's own."""
+    return any(ended or closing for _, ended, closing, *_ in what["places"].values()) if what else False
 
 
 def go_back(parts: Sequence[Any], what: _Kept | None) -> None:
