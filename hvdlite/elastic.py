@@ -31,7 +31,8 @@ import sys
 from collections.abc import Callable, Iterable
 from typing import Any, NoReturn
 
-from . import _life, _member, _state_file, _state_form
+from . import _core, _life, _member, _state_file, _state_form
+from ._warned import warn
 from .errors import (
     HorovodInternalError,
     HostsUpdatedInterrupt,
@@ -94,6 +95,7 @@ class State:
     """
 
     _number = -1  # of the commit that is being saved, or that all go on from while they sync
+    _call: int | None = None  # of a training function, which it was last synchronized for
 
     def __init__(self, bcast_object: Callable[[Any], Any], get_rank: Callable[[], int]) -> None:
         self._bcast_object = bcast_object
@@ -257,6 +259,9 @@ class State:
     def reset(self) -> None:
         """Adapt to a changed set of ranks. The default does nothing."""
 
+    def _begin(self) -> None:
+        """A training function is called. What was set before the call must outlast a rank that is lost in the sync."""
+
 
 class ObjectState(State):
     """Python objects, given by keyword and kept as attributes, such as ``state.epoch``.
@@ -292,6 +297,9 @@ class ObjectState(State):
         """Set the attributes to the values saved last."""
         self._set(self._saved_state)
 
+    def _begin(self) -> None:
+        self.save()
+
     def _form(self) -> dict[str, str]:
         return dict.fromkeys(self._saved_state, "an object")
 
@@ -316,17 +324,18 @@ class ObjectState(State):
         self._set(self._saved_state)
 
     def sync(self) -> None:
-        """Set the attributes to the values that rank 0 has saved. All ranks must call it.
+        """Set the attributes to the values of rank 0, and keep a copy. All ranks must call it.
 
         Raises:
             HvdPeerLostError: a rank has left or died. Attributes and copies stay as they were.
             HvdStateError: an object cannot be pickled.
         """
         if self._saved_state:
-            with _state_file.named(self._saved_state):
-                received = self._bcast_object(self._saved_state)
+            mine = {name: getattr(self, name) for name in self._saved_state}  # what it is now, as models are sent
+            with _state_file.named(mine):
+                received = self._bcast_object(mine)
+            self._saved_state = {name: _copied(value) for name, value in received.items()}
             self._set(received)
-            self._saved_state = received
 
     def _set(self, values: dict[str, Any]) -> None:
         for name, value in values.items():
@@ -338,6 +347,15 @@ def _copied(value: Any) -> Any:
         return copy.deepcopy(value)
     except Exception:  # an open file, a lock: whatever the class raises
         return value
+
+
+def _warn_of_sums() -> None:
+    """The ranks go on in the middle of a window of several passes, in which each rank had sums of its own."""
+    if _core.rank() == 0 and _core.size() > 1:
+        warn(
+            "rank 0: the ranks were synchronized in the middle of a window of backward_passes_per_step or no_sync. The "
+            "sums of rank 0 stand for those of all ranks in this step: commit at the end of a window [HVD243]"
+        )
 
 
 def run_fn(func: Callable[..., Any], reset: Callable[[], None]) -> Callable[..., Any]:
@@ -400,6 +418,9 @@ def run_fn(func: Callable[..., Any], reset: Callable[[], None]) -> Callable[...,
 def _synchronize(state: State) -> HvdMismatchError | None:
     """Rank 0's state on all ranks; or the error that a newcomer has raised, whose state is of another form: it has left
     the job. Raises HvdMismatchError on all ranks where the forms differ among ranks that were there before."""
+    if state._call != _member.calls:
+        state._call = _member.calls
+        state._begin()
     mine = _member.commit, _member.calls, state._form()
     told = allgather_object(mine, "elastic.commits") if _member.is_elastic() else [mine]
     commits, file = [commit for commit, *_ in told], state._file

@@ -18,7 +18,22 @@ the step: its gradients are added to what is reduced already, which the book tel
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+
+class Window(Protocol):
+    """Several passes that an optimizer of Keras or TensorFlow adds up."""
+
+    def place(self) -> int:
+        """How many passes of the window are done."""
+
+    def clear(self) -> None:
+        """A window begins, on all ranks."""
+
+
+windows: weakref.WeakSet[Window] = weakref.WeakSet()  # those of this process, but for graphs of TensorFlow 1
 
 
 def check_passes(passes: object) -> None:
@@ -148,6 +163,18 @@ class GradientBook:
         self.reduced = self.complete = True
         self._sent.clear()
         self._begin_window()
+
+    def place(self) -> tuple[list[int], int, bool, bool, bool] | None:
+        """What has been counted and reduced since the last step, for `go_on`. None: nothing."""
+        if not (self._ended or self._closing or self.reduced or any(self._passes)):
+            return None
+        return list(self._passes), self._ended, self._closing, self.reduced, self.complete
+
+    def go_on(self, place: tuple[list[int], int, bool, bool, bool]) -> None:
+        """From where `place` was called."""
+        self.reset()
+        passes, self._ended, self._closing, self.reduced, self.complete = place
+        self._passes = list(passes)
 
     def reset(self) -> None:
         """A step is over, or gradients are zero: nothing is sent, counted or reduced."""

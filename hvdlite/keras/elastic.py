@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from .. import _core
-from ..elastic import ObjectState
+from ..elastic import ObjectState, _warn_of_sums
 from ..objects import broadcast_object
 from .backend import backend, broadcast, keras
 from .window import ATTRIBUTE
@@ -110,10 +110,11 @@ class KerasState(ObjectState):
         self._saved_model, self._saved_window = copies
 
     def restore(self) -> None:
-        """Go back to the copy that was saved last."""
+        """Go back to the copy that was saved last. Gradients that PyTorch keeps are dropped."""
         for variable, value in self._saved_model:
             variable.assign(value)
         self._go_on(self._saved_window)
+        self._drop_gradients()
         super().restore()
 
     def sync(self) -> None:
@@ -125,7 +126,11 @@ class KerasState(ObjectState):
         """
         broadcast(_once([*self.model.weights, *self._of_optimizer()]), 0)
         if self._window() is not None:
-            self._go_on(broadcast_object(self._window().kept(), 0))
+            kept = broadcast_object(self._window().kept(), 0)
+            self._go_on(kept)
+            if self._window().place():
+                _warn_of_sums()
+        self._drop_gradients()
         copies = self._copies()
         super().sync()
         self._saved_model, self._saved_window = copies  # now that all has arrived: until then there is a way back
@@ -176,6 +181,10 @@ class KerasState(ObjectState):
         """Several passes of which only some may have been made; None: a step is one pass."""
         inner = getattr(self.optimizer, "inner_optimizer", None)
         return getattr(self.optimizer, ATTRIBUTE, None) or getattr(inner, ATTRIBUTE, None)
+
+    def _drop_gradients(self) -> None:
+        for variable in self.model.trainable_variables if backend() == "torch" else ():
+            variable.value.grad = None
 
     def _go_on(self, kept: Any) -> None:
         if kept is not None:

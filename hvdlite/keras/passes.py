@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from ..optimizer import windows
 from . import backend
 from .backend import keras
 from .window import agree
@@ -29,6 +30,7 @@ class Passes:
         self._calls: Any = None
         self._start, self._agreed = 0, False
         self._waiting: dict[Any, np.ndarray] = {}  # sums of another process, by the key of their variable
+        windows.add(self)
 
     def begun(self) -> bool:
         """Whether there has been a call."""
@@ -65,6 +67,10 @@ class Passes:
             waiting = self._waiting.pop(key, None)
             zeros = np.zeros(tuple(total.shape), np.float32)
             total.assign(keras.ops.cast(zeros if waiting is None else waiting, total.dtype))
+
+    def clear(self) -> None:
+        """A window begins, on all ranks."""
+        self.take(None, 0, {}, True)
 
     def _build(self, optimizer: Any, owners: list[Any] | None, brought: Sequence[Any]) -> None:
         if not optimizer.built and owners is not None:

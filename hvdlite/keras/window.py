@@ -48,13 +48,20 @@ class Window(keras.losses.Loss):  # type: ignore[misc]
         found = {"terms": np.array([passes.count, int(passes.average), place], np.int64)}
         return {**found, **(passes.kept(self._optimizer()) if place and hasattr(passes, "kept") else {})}
 
+    def place(self) -> int:
+        """How many passes of the window are done."""
+        return int(self._passes.place())
+
     def take(self, kept: Mapping[str, Any], agreed: bool = False) -> None:
         """Goes on where `kept` was made. `agreed`: all ranks do so now, and need not compare."""
         place = int(np.asarray(kept["terms"])[2])
         sums = {int(key.rpartition("_")[2]): np.asarray(value) for key, value in kept.items() if key != "terms"}
         if hasattr(self._passes, "take") and int(np.asarray(kept["terms"])[0]) == self._passes.count:
             self._passes.take(self._optimizer(), place, sums, agreed)
-        elif place:
+            return
+        if agreed:
+            self._passes.clear()
+        if place:
             _forgotten(f"it was saved after {place} passes and cannot be continued")
 
     def save_own_variables(self, store: Any) -> None:

@@ -25,10 +25,12 @@ import numpy as np
 import tensorflow as tf
 
 from .. import _core
+from .._warned import warn
 from ..elastic import ObjectState, State, reset, run_fn
 from ..errors import HorovodInternalError
 from ..keras.elastic import KerasState
 from ..objects import broadcast_object
+from ..optimizer import windows
 from .functions import broadcast_variables
 
 
@@ -143,20 +145,25 @@ class TensorFlowState(ObjectState):
         self.session = session or tf.compat.v1.get_default_session()
         self._in_graph = not tf.executing_eagerly()
         if self._in_graph:
+            known, every = {each.name for each in self.variables}, tf.compat.v1.global_variables()
+            names = [each.op.name.rpartition("/")[2] for each in every]
+            its = [each for each, name in zip(every, names) if name.startswith("hvd_")]
+            self.variables += [each for each in its if each.name not in known]  # sums and counters of optimizers
             if self.session is None:
                 raise ValueError("variables of a graph need a session: give session=, or make one the default [HVD247]")
             self._sent = broadcast_variables(self.variables, root_rank=0)
-        self._values = self._copies()
+        self._values, self._within = self._copies(), self._passes()
         super().__init__(bcast_object=broadcast_object, get_rank=_core.rank, **kwargs)
 
     def save(self) -> None:
         """Keep a copy of everything in memory."""
-        values = self._copies()
+        values, within = self._copies(), self._passes()
         super().save()
-        self._values = values
+        self._values, self._within = values, within
 
     def restore(self) -> None:
-        """Go back to the copy that was saved last."""
+        """Go back to the copy that was saved last. Windows of ``backward_passes_per_step`` begin anew."""
+        self._begin_windows(self._within)
         for variable, value in zip(self.variables, self._values):
             if self._in_graph:
                 variable.load(value, self.session)
@@ -176,9 +183,10 @@ class TensorFlowState(ObjectState):
                 self.session.run(self._sent)
         else:
             broadcast_variables(self.variables, root_rank=0)
+        self._begin_windows(self._passes())
         values = self._copies()
         super().sync()
-        self._values = values  # now that all has arrived: until then there is a way back
+        self._values, self._within = values, 0  # now that all has arrived: until then there is a way back
 
     def _form(self) -> dict[str, str]:
         return {**super()._form(), "variables": str(len(self.variables))}
@@ -208,6 +216,20 @@ class TensorFlowState(ObjectState):
         self._values = values if self._in_graph else [tf.convert_to_tensor(value) for value in values]
         super().load_state_dict(state_dict)
         self.restore()
+
+    def _passes(self) -> int:
+        """How many passes of an unfinished window of an optimizer are done; 0 in a graph, whose variables tell."""
+        return 0 if self._in_graph else max((each.place() for each in windows), default=0)
+
+    def _begin_windows(self, passes: int) -> None:
+        for each in () if self._in_graph else windows:
+            each.clear()
+        if passes:
+            warn(
+                f"rank {_core.rank()}: a window of backward_passes_per_step restarts. It was committed after {passes} "
+                "of its passes, and TensorFlowState does not keep their sums: commit at the end of a window, or use "
+                "KerasState [HVD243]"
+            )
 
     def _copies(self) -> list[Any]:
         if self._in_graph:

@@ -11,6 +11,7 @@ rank are in what is combined. With several passes the difference is that of a wi
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -20,7 +21,7 @@ from .. import _core
 from ..keras.optimizer import DistributedOptimizer as _of_keras
 from ..ops import Adasum, Average
 from ..ops.terms import NoneCompressor
-from ..optimizer import check_passes
+from ..optimizer import check_passes, windows
 from ..process_set import ProcessSet, global_process_set
 from .functions import broadcast_global_variables
 from .ops.order import branch
@@ -137,6 +138,26 @@ class _Delta:
         return None if tf.executing_eagerly() else tf.group(*assigned)
 
 
+class _Window:
+    """The window of a _Delta, as an elastic state needs it. Not in a graph of TensorFlow 1."""
+
+    def __init__(self, of: _Delta) -> None:
+        self._of = weakref.ref(of)
+
+    def place(self) -> int:
+        """How many passes of it are done."""
+        of: Any = self._of()
+        return 0 if of is None or of._hvd_calls is None else int(of._hvd_calls) % of._hvd_passes
+
+    def clear(self) -> None:
+        """A window begins, on all ranks."""
+        of: Any = self._of()
+        if of is not None and of._hvd_calls is not None:
+            of._hvd_calls.assign(0)
+            for _, _, window in of._hvd_starts.values():
+                window.assign(-1)
+
+
 def DistributedOptimizer(
     optimizer: Any, name: str | None = None, use_locking: bool = False, device_dense: str = "",
     device_sparse: str = "", compression: Any = NoneCompressor, sparse_as_dense: bool = False,
@@ -207,6 +228,9 @@ def DistributedOptimizer(
     )  # fmt: skip
     if op == Adasum:
         made._hvd_passes, made._hvd_starts, made._hvd_calls = passes, {}, None
+        if tf.compat.v1.executing_eagerly_outside_functions():
+            made._hvd_window = _Window(made)
+            windows.add(made._hvd_window)
     else:
         made._hvd_passes = Passes(passes, bool(average_aggregated_gradients)) if passes > 1 else None
     return made

@@ -20,6 +20,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from ..optimizer import windows
 from .ops.order import branch
 from .reducer import key_of
 
@@ -35,6 +36,8 @@ class Passes:
         self._sums: dict[Any, tuple[Any, Any]] = {}  # a variable and its sum: held, so that its key stays its own
         self._known: list[set[Any]] = []  # the keys of the sums that passes of this graph knew of
         self._calls: Any = None
+        if tf.compat.v1.executing_eagerly_outside_functions():
+            windows.add(self)
 
     def __getattr__(self, name: str) -> Any:
         """AttributeError. A distributed optimizer shows its passes as `_agg_helper`, as Horovod does."""
@@ -55,6 +58,11 @@ class Passes:
     def place(self) -> int:
         """How many passes of the window are done. Not in a graph of TensorFlow 1."""
         return int(self._calls) % self.count if self.begun() else 0
+
+    def clear(self) -> None:
+        """A window begins. Not in a graph of TensorFlow 1."""
+        for each in [self._calls, *(total for _, total in self._sums.values())] if self.begun() else ():
+            each.assign(tf.zeros(each.shape, each.dtype))
 
     def _build(self, owners: Sequence[Any]) -> None:
         with tf.init_scope():

@@ -1,4 +1,6 @@
-"""What two ranks are told of the rounds of an optimizer or a tape. Run by test_keras_rounds.py on each backend."""
+"""What two ranks are told of the rounds of an optimizer or a tape, and how windows of passes return to a commit. Run by
+test_keras_rounds.py on each backend.
+"""
 
 import itertools
 import os
@@ -101,4 +103,29 @@ for (name, (change, text)), at in itertools.product(CHANGES.items(), [0, 4]):
         said,
     )
 assert not told("optimizer", False, EQUAL["own"][0], lambda variable, _: variable.assign(variable * (1 + 1e-6)), 4)
+
+
+def state_after(passes):
+    """The weights after passes with these slopes; with None the state goes back to its last commit."""
+    model = keras.Sequential([keras.layers.Input((3,)), keras.layers.Dense(1, None, False, "ones")])
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), backward_passes_per_step=2)
+    state, (weight,) = hvd.elastic.KerasState(model, optimizer, step=0), model.trainable_variables
+    for slope in passes:
+        if slope is None:
+            if TORCH:
+                weight.value.grad = weight.value.detach().clone()
+            state.restore()
+            assert not TORCH or weight.value.grad is None
+            continue
+        optimizer.apply_gradients([(slope * keras.ops.ones((3, 1)) if TORCH else tf.fill((3, 1), slope), weight)])
+        if slope < 4.0:
+            state.commit()
+    return model.get_weights()[0].tolist()
+
+
+assert state_after([4.0, 1.0, 4.0, 2.0]) == state_after([4.0, None, 4.0, 1.0, 4.0, None, 4.0, 2.0])
+with warnings.catch_warnings(record=True) as found:
+    warnings.simplefilter("always")
+    within = state_after([1.0, 4.0, None, 4.0, 5.0]), state_after([4.0, 5.0] if LEGACY else [1.0, 4.0, 5.0])
+assert within[0] == within[1] and sum("restarts: it was" in str(each.message) for each in found) == LEGACY, found
 print("all told", flush=True)

@@ -1,7 +1,8 @@
-"""A state is of one commit, whole, whoever is lost and whenever; what a rank alone knows is told in time; a newcomer
-whose model is another one fails alone; the loop goes on after losses and interrupts."""
+"""A state is of one commit, whole, whoever is lost and whenever, and has nothing of a step that was left; what a rank
+alone knows is told in time; a newcomer whose model is another one fails alone; the loop goes on after losses."""
 
 import contextlib
+import pickle
 import sys
 
 import pytest
@@ -69,6 +70,133 @@ def test_a_sync_that_ends_anywhere_leaves_one_commit(at):
     state.restore()
     found = [model.weight[0, 0].item(), optimizer.param_groups[0]["lr"], scaler.get_scale(), sampler.processed_num]
     assert [*found, state.step] == [4 if at is None else mine] * 5
+
+
+WAYS = ["plain", "original", "hook", "groups", "later", "no_sync", "passes", "scaled", "adasum", "alone"]
+OF = {"passes": {"backward_passes_per_step": 2}, "adasum": {"op": hvd.Adasum}, "groups": {"groups": 1}}
+
+
+class Loop:
+    """Steps of two passes that clear gradients afterwards, with an optimizer of one of the WAYS."""
+
+    def __init__(self, way, seed=3):
+        torch.manual_seed(seed)
+        self.way, self.model = way, torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Linear(3, 1))
+        frozen = torch.nn.Linear(1, 1).requires_grad_(False)
+        frozen.weight.grad = torch.ones(1, 1)  # no step uses it up
+        first = self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)
+        if way != "alone":
+            self.optimizer = hvd.DistributedOptimizer(first, **OF.get(way, {}))
+        self.optimizer.wait_in_backward = way != "later"
+        if way == "hook":
+            self.optimizer.register_comm_hook(None, lambda _, bucket: hvd.allreduce_async(bucket.buffer()))
+        self.scaler = torch.amp.GradScaler("cpu", init_scale=4.0, enabled=way == "scaled")
+        given = first if way == "original" else self.optimizer
+        self.state = hvd.elastic.TorchState(self.model, given, scaler=self.scaler, frozen=frozen, step=0)
+
+    def one(self, number, seed=0, leaves=False):
+        """A pass. `leaves`: it ends when the last layer has its gradients, and the first has none."""
+        generator = torch.Generator().manual_seed(100 * self.state.step + 10 * number + seed)
+        loss = self.scaler.scale(self.model(torch.randn(4, 2, generator=generator)).square().mean())
+        with contextlib.ExitStack() as stack:
+            if self.way == "no_sync" and not number:
+                stack.enter_context(self.optimizer.no_sync())
+            if leaves:
+                stack.callback(self.model[0].weight.register_hook(fails).remove)
+                stack.enter_context(pytest.raises(hvd.HvdPeerLostError))
+            loss.backward()
+
+    def step(self):
+        self.scaler.unscale_(self.optimizer)
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.optimizer.zero_grad()
+        self.state.step += 1
+        self.state.commit()
+        return self.model[0].weight.detach().clone()
+
+
+@pytest.mark.parametrize("way", WAYS)
+@as_ranks(2)
+def test_nothing_of_a_step_that_was_left_is_in_the_next(way):
+    weights = []
+    for leaves in (False, True):
+        with elastic_job(0):
+            loop = Loop(way)
+            for step in range(3):
+                for left in (0, 1, 2) if leaves and step else ():
+                    for number in range(left + 1 if left < 2 else 2):
+                        loop.one(number, 7 + hvd.rank(), leaves=number == left)
+                    if left == 2:
+                        loop.scaler.unscale_(loop.optimizer)
+                    loop.state.restore()
+                    assert {each.grad for each in loop.model.parameters()} == {None}
+                    assert loop.state.frozen.weight.grad.item() == 1
+                loop.one(0, hvd.rank())
+                loop.one(1, hvd.rank())
+                last = loop.step()
+        weights.append(last)
+    assert torch.equal(*weights)
+
+
+@pytest.mark.parametrize("by", ["restore", "file", "sync"])
+@pytest.mark.parametrize("way", WAYS)
+@as_ranks(2)
+def test_a_commit_within_a_step_keeps_what_the_step_needs(way, by):
+    """Ranks have the same data here: the sums of rank 0 stand for those of all."""
+    weights, said = [], []
+    for leaves in (False, True):
+        with elastic_job(0), pytest.MonkeyPatch.context() as patch:
+            patch.setattr(elastic, "warn", said.append)
+            loop = Loop(way)
+            for number in (0, 1):
+                loop.one(number)
+            loop.step()
+            loop.one(0)
+            loop.state.commit()
+            if leaves:
+                loop.one(1, leaves=True)
+                loop.state.restore()
+                kept = pickle.loads(pickle.dumps(loop.state.state_dict()))
+                if by != "restore":
+                    loop = Loop(way, seed=4)
+                    if by == "file" or hvd.rank() == 0:
+                        loop.state.load_state_dict(kept)
+                    if by == "sync":
+                        loop.state.sync()
+            loop.one(1)
+            weights.append(loop.step())
+    assert torch.equal(*weights)
+    own = by == "sync" and hvd.rank() == 0 and way in ("no_sync", "passes")  # else sums are averages, or nobody knows
+    assert [text.count("HVD243") for text in said] == [1] * own
+
+
+@pytest.mark.parametrize("lost", [False, True])
+@as_ranks(2)
+def test_what_is_set_before_training_begins_counts(lost):
+    model, mine = torch.nn.Linear(1, 1), 5 + hvd.rank()
+    sampler = hvd.elastic.ElasticSampler(range(40))
+    state = hvd.elastic.TorchState(model, epoch=0, sampler=sampler, log=[])
+    with torch.no_grad():
+        model.weight.fill_(mine)
+    state.epoch, sampler.epoch = mine, mine
+    state.log.append(mine)
+    with elastic_job(-1), pytest.MonkeyPatch.context() as patch:
+        if lost:
+            patch.setattr(state, "_bcast_object", fails)
+        with pytest.raises(hvd.HvdPeerLostError) if lost else contextlib.nullcontext():
+            elastic._synchronize(state)
+        state.restore()
+        mine = mine if lost else 5
+        assert [state.epoch, model.weight.item(), sampler.epoch, *state.log] == [mine] * 4
+        patch.undo()
+    state.epoch = 8 + hvd.rank()
+    state.log.append(8)
+    torch.nn.init.constant_(model.weight, state.epoch)
+    state.sync()  # by hand
+    state.log.append(9)  # of this copy alone
+    state.restore()
+    assert [state.epoch, model.weight.item(), state.log[1:]] == [8, 8, [8]]
 
 
 @as_ranks(2)

@@ -1,6 +1,8 @@
 """The names of elastic training on TensorFlow and Keras work while the ranks stay; every failure reaches somebody."""
 
+import contextlib
 import sys
+import warnings
 from importlib.util import find_spec
 
 import numpy as np
@@ -24,7 +26,8 @@ def test_a_models_state_is_synchronized_saved_and_restored():
     model = keras.Sequential([keras.layers.Input((2,)), keras.layers.Dense(2)])
     model.set_weights([np.full((2, 2), rank + 1.0), np.full(2, rank + 1.0)])
     optimizer = keras.optimizers.Adam(0.1 * (rank + 1))
-    state = hvd.elastic.KerasState(model, optimizer, batch=20 + rank, epoch=10 + rank)
+    state = hvd.elastic.KerasState(model, optimizer, batch=20 + rank, epoch=5)
+    state.epoch += 5 + rank
     state.sync()
     assert all((weight == 1).all() for weight in model.get_weights())
     assert (state.batch, state.epoch) == (20, 10) and abs(float(optimizer.learning_rate) - 0.1) < 1e-6
@@ -93,11 +96,13 @@ def test_variables_are_synchronized_saved_and_restored_eagerly_and_in_a_session(
     rank = hvd.rank()
     v = tf.Variable([float(rank), 5.0])
     state = hvd.elastic.TensorFlowState([v], step=rank)
+    state.step += 4  # what is set after it was made counts, as variables do
+    v.assign_add([2.0, 0.0])
     state.sync()
-    assert v[0] == 0 and state.step == 0
+    assert v[0] == 2 and state.step == 4
     v.assign([7.0, 8.0])
     state.restore()
-    np.testing.assert_array_equal(v, [0, 5])
+    np.testing.assert_array_equal(v, [2, 5])
     v.assign([7.0, 8.0])
     state.commit()
     v.assign([9.0, 9.0])
@@ -165,6 +170,63 @@ def test_a_sync_that_ends_before_the_objects_leaves_one_commit():
     with pytest.raises(hvd.HvdMismatchError) as caught:
         hvd.elastic.KerasState(other).sync()
     assert caught.value.ranks == (1,)
+
+
+@pytest.mark.parametrize("kind", ["keras", "v1", "adasum", "session"])
+@as_ranks(2, deadline=120)
+def test_windows_of_passes_return_to_the_commit_with_the_variables(kind):
+    import keras
+    import tensorflow as tf
+
+    import hvdlite.tensorflow as hvd
+
+    v1 = tf.compat.v1
+
+    def weights(passes):
+        """After passes with these slopes; with None the state goes back to its last commit."""
+        variable = v1.get_variable("w", initializer=tf.ones(2)) if kind == "session" else tf.Variable(tf.ones(2))
+        plain = keras.optimizers.SGD(0.1) if kind == "keras" else v1.train.GradientDescentOptimizer(0.1)
+        op = hvd.Adasum if kind == "adasum" else hvd.Average
+        optimizer = hvd.DistributedOptimizer(plain, backward_passes_per_step=2, op=op)
+        slope = v1.placeholder(tf.float32, []) if kind == "session" else tf.Variable(0.0)
+
+        def step():
+            if kind == "keras":
+                return optimizer.apply_gradients([(tf.fill([2], slope), variable)])
+            pairs = optimizer.compute_gradients(lambda: tf.reduce_sum(slope * variable), [variable])
+            return optimizer.apply_gradients(pairs)
+
+        if kind == "session":
+            made, session = step(), v1.Session()
+            session.run(v1.global_variables_initializer())
+            state = hvd.elastic.TensorFlowState([variable], session=session)
+        else:
+            optimizer.build([variable]) if kind == "keras" else None
+            made, state, session = step, hvd.elastic.TensorFlowState([variable]), None
+        for each in passes:
+            if each is None:
+                state.restore()
+            elif session is None:
+                slope.assign(each)
+                made()
+            else:
+                session.run(made, {slope: each})
+            if each is not None and each < 4:
+                state.commit()
+        return list(variable.numpy() if session is None else session.run(variable))
+
+    def graph():
+        return tf.Graph().as_default() if kind == "session" else contextlib.nullcontext()
+
+    def after(*passes):
+        with graph(), warnings.catch_warnings(record=True) as found:
+            warnings.simplefilter("always")
+            return weights(passes), sum("HVD243" in str(each.message) for each in found)
+
+    assert after(4.0, 1.0, 4.0, 2.0) == after(4.0, None, 4.0, 1.0, 4.0, None, 4.0, 2.0)
+    restarts = kind in ("keras", "v1")  # a session's variables have the sums; Adasum's passes change the weights
+    wanted, _ = after(4.0, 5.0) if restarts else after(1.0, 4.0, 5.0)
+    assert after(1.0, 4.0, None, 4.0, 5.0) == (pytest.approx(wanted), kind != "session")
 
 
 @as_ranks(2, deadline=120)

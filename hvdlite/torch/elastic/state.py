@@ -21,12 +21,17 @@ from torch.utils._pytree import tree_map_only
 from ... import _member
 from ..._core import rank
 from ..._state_form import of_same_names
-from ...elastic import ObjectState
+from ...elastic import ObjectState, _warn_of_sums
 from ...errors import HvdStateError
 from ...objects import allgather_object, broadcast_object
 from ..device import settled
 from ..state import broadcast_optimizer_state, broadcast_parameters
+from . import unfinished
 from .sampler import ElasticSampler
+
+
+def _on_cpu(tree: Any) -> Any:
+    return tree_map_only(torch.Tensor, torch.Tensor.cpu, tree)  # the next job, or the next rank, may have other GPUs
 
 
 class StateHandler:
@@ -87,7 +92,7 @@ class StateDictHandler(StateHandler):
         self.value.load_state_dict(broadcast_object(self.value.state_dict()))
 
     def saved(self) -> Any:
-        moved = tree_map_only(torch.Tensor, torch.Tensor.cpu, self._saved)  # the next job may have other GPUs
+        moved = _on_cpu(self._saved)
         if hasattr(self._saved, "_metadata"):  # of a Module: the versions of its parts
             moved._metadata = self._saved._metadata
         return moved
@@ -222,6 +227,7 @@ class TorchState(ObjectState):
         for name, handler in self._handlers.items():
             object.__setattr__(self, name, handler.value)
         rest = {name: value for name, value in kwargs.items() if name not in self._handlers}
+        self._kept = unfinished.kept(self._parts())
         super().__init__(bcast_object=broadcast_object, get_rank=rank, **rest)
 
     def _save_commit(self) -> None:
@@ -240,19 +246,23 @@ class TorchState(ObjectState):
                 because what a lost rank has left is not a valid state.
         """
         with self._all_or_none():
+            kept = unfinished.kept(self._parts())
             self._save_handlers()
             super().save()
+            self._kept = kept
 
     def restore(self) -> None:
-        """Go back to the copy that was saved last."""
+        """Go back to the copy that was saved last. Gradients become None, unless the commit was within a step."""
         for handler in self._handlers.values():
             handler.restore()
+        unfinished.go_back(self._parts(), self._kept)
         super().restore()
 
     def sync(self) -> None:
         """Give every rank the state of rank 0. All ranks must call it.
 
-        Optimizer state is assigned by the names of the models' parameters.
+        Optimizer state is assigned by the names of the models' parameters. Gradients become those of rank 0 if it is in
+        the middle of a step, else None.
 
         Raises:
             HvdMismatchError: models or optimizers have different parameters on the ranks.
@@ -264,8 +274,13 @@ class TorchState(ObjectState):
                 if isinstance(handler, OptimizerStateHandler):
                     handler.models = models
                 handler.sync()
+            kept = broadcast_object(_on_cpu(unfinished.kept(self._parts())))
+            unfinished.go_back(self._parts(), kept)
             self._save_handlers()
             super().sync()
+            self._kept = kept
+        if unfinished.has_sums(kept):
+            _warn_of_sums()
 
     def _form(self) -> dict[str, str]:
         return {**super()._form(), **{name: type(each.value).__name__ for name, each in self._handlers.items()}}
@@ -274,12 +289,13 @@ class TorchState(ObjectState):
         """Return what was saved last, on the CPU.
 
         Returns:
-            dict: ``{"handlers": {name: state_dict}, "objects": {name: value}}``.
+            dict: ``{"handlers": {name: state_dict}, "objects": {name: value}, "step": of an unfinished step or None}``.
 
         Raises:
             HvdStateError: a handler of your own does not define ``saved`` and ``take``.
         """
-        return {**super().state_dict(), "handlers": {name: each.saved() for name, each in self._handlers.items()}}
+        handlers = {name: each.saved() for name, each in self._handlers.items()}
+        return {**super().state_dict(), "handlers": handlers, "step": _on_cpu(self._kept)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go back to a state that ``state_dict`` has returned.
@@ -295,6 +311,11 @@ class TorchState(ObjectState):
             for name, saved in of_same_names(state_dict.get("handlers", {}), self._handlers).items():
                 self._handlers[name].take(saved)
             super().load_state_dict(state_dict)
+            self._kept = state_dict.get("step")
+            unfinished.go_back(self._parts(), self._kept)
+
+    def _parts(self) -> list[Any]:
+        return [handler.value for handler in self._handlers.values()]
 
     def _save_handlers(self) -> None:
         settled()
@@ -326,4 +347,5 @@ class TorchState(ObjectState):
     def __setattr__(self, name: str, value: Any) -> None:
         if name in self.__dict__.get("_handlers", {}):
             self._handlers[name].set_value(value)
+            self._kept = None  # it was of the parameters of another object
         super().__setattr__(name, value)

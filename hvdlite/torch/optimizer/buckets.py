@@ -14,11 +14,12 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ...errors import HvdError, HvdMismatchError
+from ...errors import OUTCOMES, HvdError, HvdMismatchError
 from ...ops import Handle
 from ..ops import plain
 from .wire import Flight
@@ -156,6 +157,15 @@ class InBuckets:
 
     def settled(self, lacking: Sequence[int]) -> None:
         """Nothing is held back, and nothing is lacking: `differ` has raised."""
+
+    def forget(self) -> None:
+        if self.order_handle is not None:
+            with suppress(*OUTCOMES):
+                self.order_handle[0].wait()
+        self.order, self.seen, self.order_handle = None, [], None
+        self.layout, self.gone = [], 0
+        self.ready_now.clear()
+        self.launched.clear()
 
     def at_once(self, numbers: Sequence[int]) -> Sequence[int]:
         return numbers

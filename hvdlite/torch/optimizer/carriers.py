@@ -46,6 +46,9 @@ class Carrier(Protocol):
         """The pass has failed: send skips (`skipping`) in the place of these, which are all that is not under way. Each
         time that some are sent, it tells which."""
 
+    def forget(self) -> None:
+        """All ranks go back to a commit: nothing is held back, and nothing is agreed."""
+
 
 class EachAlone:
     """Every gradient travels as soon as it is ready; the engine puts neighbours into one bucket."""
@@ -78,6 +81,9 @@ class EachAlone:
         """Each gradient is an exchange of its own."""
 
     def take_back(self, number: int) -> None:
+        """Nothing is held back."""
+
+    def forget(self) -> None:
         """Nothing is held back."""
 
     def at_once(self, numbers: Sequence[int]) -> Sequence[int]:
@@ -124,6 +130,9 @@ class InGroups:
 
     def take_back(self, number: int) -> None:
         self.waiting[self.group_of[number]].discard(number)
+
+    def forget(self) -> None:
+        self.waiting.clear()
 
     def at_once(self, numbers: Sequence[int]) -> Sequence[int]:
         return [number for number in numbers if number not in self.group_of]

@@ -92,6 +92,11 @@ class Combination:
         self._left.clear()
         self._under_way.clear()
 
+    def forget(self) -> None:
+        """All ranks go back to a commit: the next step is a new one."""
+        self.drop()
+        self._begun = self._compares = self._combines = False
+
     def agree_on_infinities(self) -> None:
         """If a rank's gradients are not finite, let no rank's be."""
         gradients = [parameter.grad for parameter, _ in self.pairs if parameter.grad is not None]

@@ -47,9 +47,14 @@ def is_held(tensor: torch.Tensor) -> bool:
     return count is None or count() > 2
 
 
+def owner_of(parameter: torch.Tensor) -> Exchange | None:
+    """The exchange that reduces its gradient, if there is one."""
+    return _owner_of.get(id(parameter), lambda: None)()
+
+
 def take_over(exchange: Exchange, parameter: torch.Tensor, name: str) -> None:
     """Two optimizers that reduce one gradient, each in place, would spoil it: the newer one has it."""
-    earlier = _owner_of.get(id(parameter), lambda: None)()
+    earlier = owner_of(parameter)
     if earlier is not None and earlier is not exchange:
         earlier.lost = name
         earlier.hooks.remove()

@@ -288,6 +288,15 @@ def skip(exchange: Exchange) -> None:
             raise failure
 
 
+def forget(exchange: Exchange) -> None:
+    """All ranks go back to a commit: of a step that was under way nothing is left, nor of a job that has ended."""
+    exchange.restart(drop=True)
+    exchange.wire.forget()
+    exchange.carrier.forget()
+    exchange.failed, exchange.skips, exchange.resting = None, Skips(), False
+    exchange.behind = exchange.void = exchange.untaken = None
+
+
 def land_all(waits: Iterable[Callable[[], object]]) -> Exception | None:
     """Wait for everything. The first failure that is no mismatch, which is what skips are for."""
     failure: Exception | None = None

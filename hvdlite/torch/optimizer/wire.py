@@ -20,13 +20,14 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
 
 from ... import _core
 from ..._core.runs import Sent
-from ...errors import HvdError, is_outcome
+from ...errors import OUTCOMES, HvdError, is_outcome
 from ...ops import Average, Sum
 from ...ops.terms import reduction
 from ...process_set import ProcessSet
@@ -341,6 +342,13 @@ class Wire:
         """All gradients of the round are under way, but for those that are not sent."""
         if not self.agreement.begun():
             self.agreement.send(silent, self.names, self.start.begin(self.parameters))
+
+    def forget(self) -> None:
+        """What a round has left that an error has ended is dropped."""
+        for part in (self.shares, self.agreement):
+            if part is not None:
+                with suppress(*OUTCOMES):
+                    part.close()
 
     def round_over(self) -> None:
         """All flights have landed."""

@@ -189,6 +189,8 @@ def _load_shared(loaded: Any, groups: list[dict[str, Any]], state: dict[Any, Any
     optimizer share: a scheduler made before wrapping holds the original, and the user may load into either."""
     if getattr(wrapped, "_hvd", None) is not None:
         wrapped._hvd.wire.start.ask()
+    if isinstance(wrapped, Delta):
+        wrapped._hvd_delta.drop()
     by_first = {id(group["params"][0]): group for group in groups if group["params"]}
     shared = []
     for new in loaded.param_groups:
