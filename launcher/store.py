@@ -223,6 +223,12 @@ class StoreServer:
             if kind == _wire.WATCH:
                 self._watchers.append(connection)
                 self._inform(connection)
+        elif connection.rank is None and kind == _wire.ENDED:
+            rank, _, text = _wire.unpack_end(body)
+            if not isinstance(self._epochs, Epochs) or not 0 <= rank < self._epochs.size:
+                raise Refusal(f"there is no rank {rank} in this job that could have ended [HVD119]")
+            self.rank_ended(rank, text)
+            self._close(connection)
         elif connection.rank is None:
             if kind != _wire.JOIN:
                 raise Refusal(f"the first frame must be JOIN, not kind {kind} [HVD112]")

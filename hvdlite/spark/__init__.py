@@ -157,7 +157,6 @@ class _Stage:
 
         def hear(answer: driven.Answer) -> None:
             gathered.answer(answer)
-            meeting.lost(answer.rank, "its function raised")  # it may not have been in the job yet
             if ends[1].ident is None:
                 ends[1].start()
 
