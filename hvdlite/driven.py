@@ -2,7 +2,7 @@
 
 In the driver, `Meeting` keeps the store that hvdlite-run keeps (launcher/store.py), in a thread, and makes the
 environment of each rank. In the worker, `made` puts that environment in place, calls the user's function, and tells the
-other ranks when it raises: an engine catches the exception and keeps the worker, so no hook of ours sees it. What comes
+other ranks how it ended: an engine catches the exception and keeps the worker, so no hook of ours sees it. What comes
 of the call goes back as an `Answer`, also an exception: engines show that of any rank, among many lines of their own.
 In the driver again, `Gathered` takes answers and losses as they come and raises the first that is no consequence of
 another, with the traceback of its rank.
@@ -35,7 +35,7 @@ RETURNED, RAISED, SUFFERED = "returned", "raised", "suffered"
 _GRACE_S = 1.0  # after the first failure: others that follow from it need not be waited for
 _CAUSE_S = 1.5  # after a failure that must have a cause elsewhere
 _TURN_S = 0.05
-_TOLD_S = 5.0  # for the store to hear of an end
+_TOLD_S = 3.0  # for the store to hear of an end
 # What the driver or the engine may have of another job, for torch.distributed.
 _OTHERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID")
 _PROBE = "hvdlite: returned"  # barriers of users have no name

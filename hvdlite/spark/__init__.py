@@ -217,7 +217,7 @@ class _Stage:
 
 class _Failures:
     """What failed on ranks, for one of Spark's accumulators: the driver hears of it as the task ends, not when all have
-    ended (another rank may compute on for hours, or wait in init() for one that never comes)."""
+    ended (another rank may compute on for hours)."""
 
     def __init__(self, hear: Callable[[driven.Answer], None] | None = None) -> None:
         self.hear = hear  # None: in a worker, and once the job is over
