@@ -14,6 +14,7 @@ Deliberately not here: reconnecting (a lost store is a lost job), threads, and a
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -261,6 +262,20 @@ def connect_as(
         store.close()
         raise
     return store
+
+
+def ended(address: str, port: int, secret: bytes, rank: int, text: str, timeout: float) -> None:
+    """Tells the store how the function of a rank has ended that is not in the job (any more), on a connection of its
+    own. Returns once the store has it. Best effort: raises nothing when the store is gone."""
+    limit = time.monotonic() + timeout
+    try:
+        sock, session = authenticate(address, port, secret, f"rank {rank}", limit)
+        with sock:
+            sock.sendall(session.pack(_wire.ENDED, _wire.pack_end(rank, 0, text)))
+            with contextlib.suppress(EOFError):  # so it closes the connection
+                _handshake.receive(sock, 1, limit)
+    except (HvdInitError, OSError):
+        pass
 
 
 class News:

@@ -27,6 +27,7 @@ from ._coded import code_of
 
 JOIN, JOINED, ALLGATHER, GATHERED, ABORT, LOST, BYE, REFUSED, REMOVED, WATCH, NEWS, SERVE, GONE = range(1, 14)
 LEAVING = 14  # the core's: the script of this rank has ended, and exit handlers run
+ENDED = 15  # an engine's worker, first and last: how the function of this rank has ended
 
 FRAME_MAX = 16 << 20  # kind and body
 TEXT_MAX = 1500  # bytes of text in an ABORT or LOST frame

@@ -2,7 +2,7 @@
 
 In the driver, `Meeting` keeps the store that hvdlite-run keeps (launcher/store.py), in a thread, and makes the
 environment of each rank. In the worker, `made` puts that environment in place, calls the user's function, and tells the
-other ranks when it raises: an engine catches the exception and keeps the worker, so no hook of ours sees it. What comes
+other ranks how it ended: an engine catches the exception and keeps the worker, so no hook of ours sees it. What comes
 of the call goes back as an `Answer`, also an exception: engines show that of any rank, among many lines of their own.
 In the driver again, `Gathered` takes answers and losses as they come and raises the first that is no consequence of
 another, with the traceback of its rank.
@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import os
 import queue
+import re
 import secrets
 import socket
 import threading
@@ -24,9 +25,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import import_module
 from typing import Any, NamedTuple
 
-from . import _called, _failing, _life, config
+from . import _called, _core, _failing, _life, _store, config
 from ._coded import coded, uncoded
-from .errors import HvdPeerLostError, HvdRunError
+from .errors import HvdError, HvdPeerLostError, HvdRunError
 from .running import error_of, packed
 
 START_TIMEOUT_S = 600.0  # engines start workers when there is room
@@ -34,8 +35,12 @@ RETURNED, RAISED, SUFFERED = "returned", "raised", "suffered"
 _GRACE_S = 1.0  # after the first failure: others that follow from it need not be waited for
 _CAUSE_S = 1.5  # after a failure that must have a cause elsewhere
 _TURN_S = 0.05
+_TOLD_S = 3.0  # for the store to hear of an end
 # What the driver or the engine may have of another job, for torch.distributed.
 _OTHERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID")
+_PROBE = "hvdlite: returned"  # barriers of users have no name
+_WAITS = re.compile(r", and waits for (?!no collective)")  # csrc/engine/watch/tell.c
+_probe: list[_core.Pending] = []
 _job = threading.Lock()  # held by the job that this process is a rank of, but in Ray's actors between calls
 
 
@@ -166,18 +171,20 @@ def made(environ: Mapping[str, str | None], call: bytes, stays: bool = False) ->
     rank, who = int(environ["HVDLITE_RANK"] or 0), f"(pid {os.getpid()} on {socket.gethostname()})"
     try:
         with _alone(float(environ["HVDLITE_START_TIMEOUT"] or 0)), environment(environ):
-            return _made(rank, who, call, stays)
+            return _made(rank, who, call, stays, environ)
     except HvdRunError as error:
+        ended(environ, error)
         return Answer(rank, who, RAISED, _called.described(error, rank))
 
 
-def _made(rank: int, who: str, call: bytes, stays: bool) -> Answer:
+def _made(rank: int, who: str, call: bytes, stays: bool, environ: Mapping[str, str | None]) -> Answer:
     """The same, in the environment of the rank."""
-    answer = None
+    answer, failure = None, None
     try:
         body = _called.made(call, rank)
         answer = Answer(rank, who, RETURNED, body, stays and _life.is_initialized())
     except BaseException as error:
+        failure = error
         tell(error)
         if isinstance(error, (KeyboardInterrupt, GeneratorExit)):
             raise
@@ -185,6 +192,8 @@ def _made(rank: int, who: str, call: bytes, stays: bool) -> Answer:
     finally:
         if answer is None or not stays:
             leave()
+        if not _life.is_initialized():
+            ended(environ, failure)
     return answer
 
 
@@ -202,11 +211,58 @@ def _alone(seconds: float) -> Iterator[None]:
 
 def tell(error: BaseException) -> None:
     """Tells the other ranks that this one ends by this exception."""
-    _life.abort(f"raised {_failing.describe(type(error), error, error.__traceback__)}", error)
+    _life.abort(_raised(error), error)
+
+
+def _raised(error: BaseException) -> str:
+    return f"raised {_failing.describe(type(error), error, error.__traceback__)}"
+
+
+def ended(environ: Mapping[str, str | None], error: BaseException | None) -> None:
+    """Tells the store that the function of this rank has ended, which is not in the job: nobody hears of it otherwise
+    who waits for it in init(). A consequence is no news there."""
+    if error is not None and is_consequence(error):
+        return
+    where = [environ.get(config.PREFIX + name) or "" for name in ("STORE_ADDR", "STORE_PORT", "SECRET_KEY", "RANK")]
+    rank = int(where[3])
+    how = "returned from its function" if error is None else _raised(error)
+    text = coded("HVD401", f"rank {rank} (pid {os.getpid()} on {socket.gethostname()}) {how}")
+    _store.ended(where[0], int(where[1]), bytes.fromhex(where[2]), rank, text, _TOLD_S)
+
+
+def awaited() -> str:
+    """On a rank that is idle until its next call: what others do that wait in a collective, in words; else empty. The
+    core answers for a collective that is pending here, so one is, until `settled`."""
+    try:
+        probe = _probing()
+        text = _core.missing(probe.native)
+    except HvdError:  # the job has failed meanwhile
+        return ""
+    if probe.done():  # a rank that waits in join() takes part in all
+        return "has joined"
+    return text if _WAITS.search(text) else ""
+
+
+def settled() -> bool:
+    """On all ranks at once, after some were asked: it ends here. Returns whether this rank is still in the job."""
+    try:
+        _probing().wait()
+        _probe.pop().release()
+    except HvdError:
+        leave()
+    return _life.is_initialized()
+
+
+def _probing() -> _core.Pending:
+    if not _probe:
+        request = _core.request(_core.BARRIER, 0, 0, _PROBE, ())
+        _probe.append(_core.Pending(request).start(0, 0, _core.NOW, None))
+    return _probe[0]
 
 
 def leave() -> None:
     """Leaves the job, if this process is in one."""
+    _probe.clear()
     if _life.is_initialized():
         _life.shutdown()
 

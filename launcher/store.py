@@ -4,7 +4,7 @@ It knows three things. Who has joined which epoch (the epoch of a rank is how ma
 opens when all ranks are in it); the allgather round that an open epoch is in; and who is gone. Each rank keeps its
 connection for the life of its epoch, so the end of a connection without a BYE is a death. The first loss ends an epoch:
 everyone in it, and everyone who joins it later, is told who and why, once. Servers of tables connect here, too
-(serving.py).
+(serving.py), and the workers of an engine, to say how a rank has ended that is not in the job (driven.py).
 
 One thread, no blocking call: `turn` serves what is ready, `deadline` says when it must be called at the latest,
 `fileno` (an epoll) lies in the launcher's own loop. Nobody is believed before the handshake; hvdlite/_strangers.py
@@ -225,6 +225,12 @@ class StoreServer:
                 self._watched(body)
                 self._watchers.append(connection)
                 self._inform(connection)
+        elif connection.rank is None and kind == _wire.ENDED:
+            rank, _, text = _wire.unpack_end(body)
+            if not isinstance(self._epochs, Epochs) or not 0 <= rank < self._epochs.size:
+                raise Refusal(f"there is no rank {rank} in this job that could have ended [HVD119]")
+            self.rank_ended(rank, text)
+            self._close(connection)
         elif connection.rank is None:
             if kind != _wire.JOIN:
                 raise Refusal(f"the first frame must be JOIN, not kind {kind} [HVD112]")

@@ -19,6 +19,7 @@ LONG: dict[str, tuple[str, ...]] = {
     "starts a Java or a cluster of Ray; Dask is in the check": (
         "test_ray::test_digits",
         "test_ray::test_an_exception_is_shown_once_with_its_rank",
+        "test_ray::test_a_rank_that_returns_is_named_to_those_that_wait",
         "test_ray::test_a_lost_worker_is_named",
         "test_ray::test_executables_and_refs",
         "test_ray::test_ranks_of_a_host_see_all_gpus",
@@ -30,6 +31,7 @@ LONG: dict[str, tuple[str, ...]] = {
         "test_spark::test_digits",
         "test_spark::test_an_exception_is_shown_once_with_its_rank",
         "test_spark::test_an_exception_before_init_ends_the_others_wait",
+        "test_spark::test_a_rank_that_returns_is_named_to_those_that_wait",
         "test_spark::test_a_killed_worker_is_named",
         "test_spark::test_what_cannot_start_is_refused_at_once",
         "test_spark::test_ctrl_c_leaves_nothing",

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 from .. import _machine, driven
 from .._coded import coded
 from ..errors import HvdNotYetError, HvdRunError
+from .idle import Watch
 
 _LEAVE_S = 10.0
 _TURN_S = 0.2
@@ -65,6 +66,12 @@ class _Worker:
 
     def leave(self) -> None:
         driven.leave()
+
+    def awaited(self) -> str:
+        return driven.awaited()
+
+    def settled(self) -> bool:
+        return driven.settled()
 
 
 _executable: list[Any] = []  # in an actor: what `execute` gives to functions
@@ -380,7 +387,7 @@ class RayExecutor:
         ray = self._ray
         self._ready()
         ranks, lost = range(self.num_workers) if ranks is None else ranks, False
-        gathered = driven.Gathered(len(ranks))
+        gathered, watch = driven.Gathered(len(ranks)), Watch(ray, self._workers)
         try:
             waiting = {self._workers[rank].answer.remote(call): rank for rank in ranks}
             while not gathered.over:
@@ -394,9 +401,13 @@ class RayExecutor:
                         lost, meeting = True, self._meeting
                         assert meeting is not None
                         gathered.lost(rank, meeting.lost(rank, _words(error), self._who[rank]))
+                idle = set(self._in_job) - set(waiting.values())
+                watch.look([rank for rank in sorted(idle) if self._in_job[rank]])
             self._failed = True
             results = gathered.results()
-            self._failed = len(set(self._in_job.values())) > 1  # a function has called shutdown() on some ranks only
+            if watch.asked and not watch.left and all(self._in_job.values()):
+                self._in_job = dict(enumerate(self._within([worker.settled.remote() for worker in self._workers])))
+            self._failed = watch.left or not all(self._in_job.values())  # who has left may not join this store again
         except HvdRunError:
             if lost:
                 self._end("a worker was lost")

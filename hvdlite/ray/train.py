@@ -18,7 +18,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
-from .. import _machine, driven
+from .. import _machine, config, driven
 
 driven.library("ray.train", "ray")
 
@@ -31,15 +31,18 @@ _FOLLOWS_S = 3.0  # Train looks every 2 s, and shows all errors that are there, 
 @contextlib.contextmanager
 def _told() -> Iterator[None]:
     """Around the training function."""
+    environ, failure = config.environ(), None
     try:
         yield
     except BaseException as error:
+        failure = error
         driven.tell(error)
         if driven.is_consequence(error):
             time.sleep(_FOLLOWS_S)
         raise
     finally:
         driven.leave()
+        driven.ended(environ, failure)
 
 
 @dataclass

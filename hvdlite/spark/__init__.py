@@ -157,7 +157,6 @@ class _Stage:
 
         def hear(answer: driven.Answer) -> None:
             gathered.answer(answer)
-            meeting.lost(answer.rank, "its function raised")  # it may not have been in the job yet
             if ends[1].ident is None:
                 ends[1].start()
 
@@ -218,7 +217,7 @@ class _Stage:
 
 class _Failures:
     """What failed on ranks, for one of Spark's accumulators: the driver hears of it as the task ends, not when all have
-    ended (another rank may compute on for hours, or wait in init() for one that never comes)."""
+    ended (another rank may compute on for hours)."""
 
     def __init__(self, hear: Callable[[driven.Answer], None] | None = None) -> None:
         self.hear = hear  # None: in a worker, and once the job is over

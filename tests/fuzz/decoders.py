@@ -160,7 +160,9 @@ class _Client:
 
     def say(self, size: int, elastic: bool) -> None:
         """A frame, mostly one that may come."""
-        given, kind = self.given, self.given.below(_wire.NEWS + 2 if elastic else 9) or _wire.SERVE
+        given, kind = self.given, self.given.below(_wire.NEWS + 2 if elastic else 10) or _wire.SERVE
+        if kind == 9 and not elastic:
+            kind = _wire.ENDED
         if kind == _wire.JOIN:
             self.rank = given.below(size + 1)
             says = {"rank": self.rank, "size": size, "pid": 9, "host": "a", "version": "1", "wire": 4, "timeout": 9}
@@ -168,7 +170,7 @@ class _Client:
             body = bytearray(json.dumps(says).encode())
         elif kind == _wire.ALLGATHER:
             body = bytearray(_wire.pack_round(1 + given.below(3), given.take(given.below(30))))
-        elif kind == _wire.ABORT:
+        elif kind in (_wire.ABORT, _wire.ENDED):
             body = bytearray(_wire.pack_end(given.below(5) - 1, -5, "it fell"))
         elif kind == _wire.SERVE:
             body = bytearray(b'{"server":%d,"address":"tcp://127.0.0.1:4000"}' % (given.below(4) - 1))

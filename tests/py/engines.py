@@ -16,6 +16,10 @@ import overlays
 import warm
 
 SECONDS = 500
+RETURNED = {  # `returns` of driving.py
+    "returns": r"rank 0 \(pid \d+ on \S+\) returned from its function and did not call init \[HVD401\]",
+    "uneven": r"barrier on rank 0: rank 1 left the job .*\[HVD451\]",
+}
 
 
 def shared():

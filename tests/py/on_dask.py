@@ -9,7 +9,7 @@ import time
 
 import engine_digits
 from distributed import Client, LocalCluster
-from driving import failure, said
+from driving import failure, returns, said
 
 import hvdlite as hvd
 from hvdlite.dask import run
@@ -53,6 +53,8 @@ def main():
         began = time.time()
         said("digits again", results=run(client, engine_digits.train), began=began)
         failure("raises", lambda: run(client, engine_digits.train, kwargs={"fails": 1}))
+        failure("returns", lambda: run(client, returns, [0, True], start_timeout=20))
+        failure("uneven", lambda: run(client, returns, [1, False]))
         said("again", results=run(client, engine_digits.train, kwargs={"epochs": 1}))
         said("child", results=run(client, child))
         said(

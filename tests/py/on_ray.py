@@ -13,7 +13,7 @@ import time
 import engine_digits
 import ray
 import ray.train
-from driving import failure, said
+from driving import failure, returns, said
 
 from hvdlite.errors import HvdRunError
 from hvdlite.ray import RayExecutor
@@ -34,6 +34,16 @@ def leaves():
     hvd.init()
     if hvd.rank() == 1:
         hvd.shutdown()
+
+
+def works(call, seconds):
+    """Rank 0 goes on alone, longer than others are asked who waits for them. They stay in the job."""
+    import hvdlite as hvd
+
+    if call == 0:
+        hvd.init()
+        time.sleep(seconds * (hvd.rank() == 0))
+    return hvd.is_initialized()
 
 
 def loop(config):
@@ -77,7 +87,11 @@ def main():
     began = time.time()
     said("digits", results=executor.run(engine_digits.train), began=began)
     failure("raises", lambda: executor.run(engine_digits.train, kwargs={"fails": 1}))
+    failure("returns", lambda: executor.run(returns, [0, True]))
+    failure("uneven", lambda: executor.run(returns, [1, False]))
     said("again", results=executor.run(engine_digits.train, kwargs={"epochs": 1}))
+    executor.run(works, [0, 1.5])
+    said("others work on", results=executor.run(works, [1, 0]))
     executor.run(leaves)
     said("after leaving", results=executor.run(engine_digits.train, kwargs={"epochs": 1}))
     os.environ["RANK"], os.environ["HVDLITE_RANK"] = "5", "6"  # the driver may be one itself

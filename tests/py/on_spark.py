@@ -17,7 +17,7 @@ import engine_digits
 import numpy as np
 import pyarrow
 import pyarrow.parquet
-from driving import failure, said
+from driving import failure, returns, said
 from pyspark.ml import Pipeline
 from pyspark.ml.feature import VectorAssembler
 from pyspark.sql import SparkSession
@@ -151,6 +151,8 @@ def main(spark, folder):
     said("env", results=run(lambda name: os.environ.get(name), ["MORE"], env={"MORE": "yes"}))
     failure("raises", lambda: run(engine_digits.train, kwargs={"fails": 1}))
     failure("before init", lambda: run(raises_before_init))
+    failure("returns", lambda: run(returns, [0, True], start_timeout=20))
+    failure("uneven", lambda: run(returns, [1, False]))
     digits("after it", epochs=1)
     failure("dies", lambda: run(engine_digits.train, kwargs={"dies": 1}))
     digits("after that", epochs=1)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import overlays
 import pytest
-from engines import cases
+from engines import RETURNED, cases
 from ranks import everything
 
 import hvdlite.ray
@@ -34,6 +34,12 @@ def test_an_exception_is_shown_once_with_its_rank(found):
     assert said["kind"] == "HvdRunError" and said["rank"] == 1
     assert re.match(r"rank 1 \(pid \d+ on \S+\) raised ValueError: boom", said["text"]), said["text"]
     assert said["text"].count("Traceback") == 1 and "in train\n" in said["text"] and "PeerLost" not in said["text"]
+
+
+def test_a_rank_that_returns_is_named_to_those_that_wait(found):
+    for case, words in RETURNED.items():
+        assert re.search(words, found[case]["text"]) and found[case]["seconds"] < 10, found[case]
+    assert found["others work on"]["results"] == [True, True]
 
 
 def test_a_lost_worker_is_named(found):

@@ -5,7 +5,7 @@ import re
 
 import pytest
 import sparks
-from engines import cases
+from engines import RETURNED, cases
 from ranks import everything
 
 import hvdlite.spark
@@ -50,6 +50,11 @@ def test_an_exception_is_shown_once_with_its_rank(found):
 def test_an_exception_before_init_ends_the_others_wait(found):
     said = found["before init"]
     assert said["rank"] == 1 and "ValueError: before" in said["text"] and said["seconds"] < 30
+
+
+def test_a_rank_that_returns_is_named_to_those_that_wait(found):
+    for case, words in RETURNED.items():
+        assert re.search(words, found[case]["text"]) and found[case]["seconds"] < 10, found[case]
 
 
 def test_a_killed_worker_is_named(found):

@@ -5,10 +5,11 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from linking import SECRET
 from ranks import everything
 from storing import JOB, SECONDS, frame, joined, joining, served, stranger, together
 
-from hvdlite import _wire
+from hvdlite import _store, _wire
 from hvdlite.errors import HvdInitError, HvdPeerLostError
 
 
@@ -120,6 +121,19 @@ def test_a_rank_that_ends_before_it_joins_fails_those_who_wait_for_it():
         outcomes = together(2, lambda rank: store.connect(rank, 3))
         for outcome in outcomes:
             lost(outcome, "rank 2 (pid 9) exited with code 0 and did not call init")
+
+
+def test_a_rank_that_never_joins_tells_the_store_itself_how_it_has_ended():
+    text = "rank 1 (pid 9 on b) returned from its function"
+    with served(2) as store:
+        for impossible in (-1, 2):
+            _store.ended(*store.address, SECRET, impossible, text, SECONDS)
+        _store.ended(*store.address, b"another secret" * 3, 1, text, SECONDS)
+        timer = threading.Timer(0.2, _store.ended, (*store.address, SECRET, 1, text, SECONDS))
+        timer.start()
+        lost(together(2, lambda rank: None if rank else store.connect(0, 2))[0], f"{text} and did not call init")
+        timer.join()
+    _store.ended(*store.address, SECRET, 1, text, 0.2)  # nobody is there any more
 
 
 def test_who_joins_after_a_rank_has_ended_hears_of_it_at_once():
