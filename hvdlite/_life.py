@@ -130,6 +130,18 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
         (0, 2)  # rank 0
         (1, 2)  # rank 1
     """
+    while True:
+        try:
+            _init(comm, process_sets)
+            return
+        except HvdPeerLostError:
+            if _member.entered or not _member.is_elastic():
+                raise
+            # A rank is lost before there was anything to lose: the others meet without it.
+
+
+def _init(comm: Any, process_sets: Sequence[ProcessSet] | str | None) -> None:
+    """Once."""
     with _life.lock, mpi.settling():
         if lib.hvd_forked() == 1:
             raise _core.error_for(lib.HVD_EFORK, "")

@@ -69,6 +69,7 @@ def found(place: Place, environ: Mapping[str, str], values: Mapping[str, Any]) -
     secret = hmac.digest(key, step.encode(), "sha256")
     ports = [values["store_port"]] if values["store_port"] else _ports(step, secret)
     node = _HOME if here else node
+    _check_name(node)
     if place.rank == 0:
         if tell is _by_hand:
             _await_name(node, deadline)
@@ -111,6 +112,17 @@ def _by_hand(place: Place, environ: Mapping[str, str], store_addr: str | None) -
     node = store_addr or environ.get("MASTER_ADDR") or environ["PET_MASTER_ADDR"]
     local = environ.get("LOCAL_WORLD_SIZE") if place.source == BY_HAND else str(place.local_size)
     return f"by hand, {port}", [_HOME] if local == str(place.size) else [node, node]
+
+
+def _check_name(node: str) -> None:
+    """Raises HvdInitError for what cannot be looked up: an empty part of a name, or one of more than 63 letters."""
+    try:
+        node.encode("idna")
+    except UnicodeError as error:
+        raise HvdInitError(
+            f"{node!r} is not the name of a host ({error}): set MASTER_ADDR (or HVDLITE_STORE_ADDR) to that of rank 0 "
+            "[HVD116]"
+        ) from None
 
 
 def _await_name(node: str, deadline: float) -> None:

@@ -9,6 +9,7 @@ place. docs/guides/elastic.md has the table of `judged`.
 from __future__ import annotations
 
 import enum
+import re
 import signal
 from collections.abc import Collection
 from typing import NamedTuple
@@ -19,6 +20,9 @@ from .members import Member
 
 PREEMPTED, UNKEPT = 75, 74  # EX_TEMPFAIL of sysexits.h: try again later; EX_IOERR: no file has the last commit
 EXCEPTION = "exception"  # a word of --tolerate
+_CALLED = re.compile(
+    r" called (?:sys\.exit|exit|quit)\((\d+)\)"
+)  # what the process says; a wrapper may have another code
 
 
 class Meaning(enum.Enum):
@@ -74,10 +78,12 @@ def judged(end: End, tolerated: Collection[str] = (), preempted: bool = False) -
     if preempted and end.code in (0, PREEMPTED, UNKEPT):
         return Meaning.WELL
     quiet = not end.said  # a pipe may have code 0 for one that has failed
+    called = _CALLED.search(end.said)
+    code = int(called[1]) if called else end.code
     if end.code == 0 and quiet and not end.gone and not end.training:
         return Meaning.WELL
     unsaid = quiet and (end.code == 0 or end.vanished)
-    lost = end.gone or unsaid or signal_of(end.code) or _tolerates(tolerated, end)
+    lost = end.gone or unsaid or signal_of(code) or _tolerates(tolerated, end, code)
     if not lost:
         return Meaning.FAILURE
     return Meaning.LATE if end.returned or (end.over and not end.others) else Meaning.LOSS
@@ -97,6 +103,6 @@ def told(code: int, training: bool) -> str:
     return how(code) + " within its training function" * (training and not code)
 
 
-def _tolerates(tolerated: Collection[str], end: End) -> bool:
-    raised = " raised " in end.said if end.said else end.code == 1
-    return str(end.code) in tolerated or (EXCEPTION in tolerated and raised)
+def _tolerates(tolerated: Collection[str], end: End, code: int) -> bool:
+    raised = " raised " in end.said if end.said else code == 1
+    return str(code) in tolerated or (EXCEPTION in tolerated and raised)

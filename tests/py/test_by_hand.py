@@ -158,3 +158,11 @@ def test_ranks_that_disagree_hear_which_variable_to_look_at(tmp_path):
         _, said = ends(twins)
         ends([first])
     assert any("its own RANK [HVD118]" in each for each in said), said
+
+
+def test_a_name_that_cannot_be_looked_up_is_refused_at_once():
+    for node in (".train", "a..b", "a" * 64):
+        with pytest.raises(HvdInitError, match=r"is not the name of a host .*: set MASTER_ADDR .*\[HVD116\]"):
+            rendezvous._check_name(node)
+    for node in ("localhost", "pod-0.train.", "10.0.0.1", "fe80::1%eth0", "bücher"):
+        rendezvous._check_name(node)

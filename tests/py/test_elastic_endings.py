@@ -223,6 +223,7 @@ MEANT = [
     ("LOSS", End(255, gone=True, **IN)),
     ("LOSS", End(137, **IN)),
     ("LOSS", End(143, said="rank 1 called sys.exit(143)", **IN)),
+    ("LOSS", End(0, said="rank 1 called sys.exit(143)", **IN)),  # behind a pipe
     ("LOSS", End(1, vanished=True, **IN)),  # behind a wrapper that has a code of its own
     ("FAILURE", End(1, said="rank 1 raised ValueError", **IN)),
     ("FAILURE", End(3, **IN)),
@@ -242,6 +243,7 @@ TOLERATED = [
     ("LOSS", End(1, **IN)),  # raised when the job had failed already
     ("FAILURE", End(1, said="rank 1 called sys.exit(1)", **IN)),
     ("LOSS", End(3, said="rank 1 called sys.exit(3)", **IN)),
+    ("LOSS", End(7, said="rank 1 called sys.exit(3) (train.py:7)", **IN)),  # behind a wrapper
     ("FAILURE", End(4, **IN)),
     ("LATE", End(1, said="rank 1 raised ValueError", **OVER)),
     ("WELL", End(0, **OVER)),
@@ -338,3 +340,21 @@ def test_nobody_waits_for_a_process_that_was_started_after_the_first_ones(tmp_pa
         job.until_training(2, 6)
         (tmp_path / "last").touch()
         assert job.finish() == [1, 2]
+
+
+DIES_IN_INIT = """
+import os, runpy, sys
+sys.path.insert(0, os.path.dirname({0!r}))
+from hvdlite import _meeting
+if os.environ["HVDLITE_MEMBER"] == "1":
+    _meeting.meet = lambda *_: os.kill(os.getpid(), 9)  # the store has told all of it that they are there
+runpy.run_path({0!r}, run_name="__main__")
+"""
+
+
+def test_the_others_meet_without_a_rank_that_is_lost_in_init(tmp_path):
+    (tmp_path / "program.py").write_text(DIES_IN_INIT.format(PROGRAM))
+    words = ("-np", "3", "--min-np", "2", *NEVER)
+    with ElasticJob(tmp_path, *words, plan={"epochs": 1}, program=str(tmp_path / "program.py")) as job:
+        assert job.finish() == [2]
+        assert said(job)[0] == KILLED + COOLS
