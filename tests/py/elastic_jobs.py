@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import sys
 import time
@@ -80,6 +81,12 @@ class ElasticJob(Launch):
 
     def lives(self, pid):
         return lives(pid)
+
+
+def said(job):
+    """The launcher's own lines, and the last ones of tracebacks."""
+    shown = re.findall(r"^hvdlite-run: (.*)|^\[\d\]<stderr>:(\w[\w.]*Error: .*)", job.out, re.MULTILINE)
+    return [re.sub(r"\.py:\d+", ".py:N", re.sub(r"pid \d+", "pid P", "".join(each))) for each in shown]
 
 
 def lives(pid):

@@ -127,7 +127,7 @@ EXEMPT = {  # (file, function or class.function): reason
     ("hvdlite/trace/report/read.py", "_whole"): QUOTED,
     ("hvdlite/trace/report/read.py", "RankFile._head"): QUOTED,
     ("hvdlite/trace/report/read.py", "RankFile._step"): QUOTED,
-    ("hvdlite/_life.py", "init: print"): "notes of config, which have a code where they tell a trouble",
+    ("hvdlite/_life.py", "_init: print"): "notes of config, which have a code where they tell a trouble",
     ("hvdlite/autotune/tuner.py", "say: print"): NOTICE,
     ("hvdlite/measured/gathering.py", "_opened: print"): NOTICE,
     ("hvdlite/trace/analyze.py", "run: print"): OTHERS,
