@@ -105,7 +105,7 @@ def trains(returned: bool | None) -> None:
     global _returned
     if _values and returned != _returned:
         _returned = returned
-        with contextlib.suppress(HvdInitError, OSError, EOFError):  # without a launcher nobody judges it
+        with contextlib.suppress(HvdInitError, OSError, ValueError):  # without a launcher nobody judges it
             _watching(returned).close()
 
 

@@ -135,9 +135,11 @@ runpy.run_path({0!r}, run_name="__main__")
 def test_nobody_waits_for_a_process_that_was_started_after_the_first_ones(tmp_path):
     (tmp_path / "program.py").write_text(LATER.format(PROGRAM))
     (tmp_path / "offered").write_text("localhost:1")
-    script = ("--host-discovery-script", f"cat {tmp_path}/offered", "-np", "1", "--max-np", "2")
+    asks = f"test -e {tmp_path}/asked && cat {tmp_path}/offered; touch {tmp_path}/asked"  # at first it says nothing
+    script = ("--host-discovery-script", asks, "-np", "1", "--max-np", "2")
     with ElasticJob(tmp_path, *script, plan=LONG, program=str(tmp_path / "program.py")) as job:
         job.until_training(1, 4)
+        assert "prints no host that has a slot [HVD708]" in said(job)[0]
         (tmp_path / "go").touch()
         job.until_training(2, 6)
         (tmp_path / "last").touch()
