@@ -157,7 +157,7 @@ def _workers(text: str) -> int:
         cluster, task = told.get("cluster") or {}, told.get("task") or {}
         count = sum(len(cluster.get(kind, ())) for kind in _TRAINS)
         return max(count, int(task.get("index", 0)) + 1 if task.get("type") in _TRAINS else 0)
-    except (ValueError, TypeError, AttributeError, RecursionError):
+    except (ValueError, TypeError, AttributeError, ArithmeticError, RecursionError):
         raise HvdInitError(f"TF_CONFIG={text[:80]!r}: is no cluster in JSON: correct or unset it. [HVD105]") from None
 
 

@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-_SHORT = re.compile(r"(?P<name>\[[0-9A-Fa-f:.]+(?:%\w+)?\]|[^\s:,\[\]=]+)(?::(?P<slots>[0-9]+))?")
+_SHORT = re.compile(r"(?P<name>\[[0-9A-Fa-f:.]+(?:%\w+)?\]|[^\s\x00-\x1f:,\[\]=]+)(?::(?P<slots>[0-9]+))?")
 _LONG = re.compile(r"(?P<host>\S+)\s+slots\s*=\s*(?P<slots>[0-9]+)(?:\s+max[_-]slots\s*=\s*[0-9]+)?")
 
 DIGITS_MAX = 12  # of a number that is read

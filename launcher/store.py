@@ -219,10 +219,11 @@ class StoreServer:
         if connection.rank is None and kind in (_wire.WATCH, _wire.SERVE):
             if kind == _wire.SERVE:
                 self.servers.come(connection, body)
+            else:
+                self._watched(body)
             connection.listens, connection.deadline = True, None
             self._guests.remove(connection)
             if kind == _wire.WATCH:
-                self._watched(body)
                 self._watchers.append(connection)
                 self._inform(connection)
         elif connection.rank is None and kind == _wire.ENDED:

@@ -20,9 +20,9 @@ from .members import Member
 
 PREEMPTED, UNKEPT = 75, 74  # EX_TEMPFAIL of sysexits.h: try again later; EX_IOERR: no file has the last commit
 EXCEPTION = "exception"  # a word of --tolerate
-_CALLED = re.compile(
-    r" called (?:sys\.exit|exit|quit)\((\d+)\)"
-)  # what the process says; a wrapper may have another code
+# What the process says of its end; a wrapper may have another code.
+_CALLED = re.compile(r"rank \d+(?: \([^)]*\))? called (?:sys\.exit|exit|quit)\((\d+)\)")
+_RAISED = re.compile(r"rank \d+(?: \([^)]*\))? raised ")
 
 
 class Meaning(enum.Enum):
@@ -78,7 +78,7 @@ def judged(end: End, tolerated: Collection[str] = (), preempted: bool = False) -
     if preempted and end.code in (0, PREEMPTED, UNKEPT):
         return Meaning.WELL
     quiet = not end.said  # a pipe may have code 0 for one that has failed
-    called = _CALLED.search(end.said)
+    called = _CALLED.match(end.said)
     code = int(called[1]) if called else end.code
     if end.code == 0 and quiet and not end.gone and not end.training:
         return Meaning.WELL
@@ -104,5 +104,5 @@ def told(code: int, training: bool) -> str:
 
 
 def _tolerates(tolerated: Collection[str], end: End, code: int) -> bool:
-    raised = " raised " in end.said if end.said else code == 1
-    return str(code) in tolerated or (EXCEPTION in tolerated and raised)
+    raised = _RAISED.match(end.said) is not None if end.said else code == 1
+    return str(code) in tolerated or str(end.code) in tolerated or (EXCEPTION in tolerated and raised)

@@ -189,7 +189,7 @@ class Membership:
         member = self._members[rank]
         self._build = self._build or build
         member.pid, member.timeout, member.commit, member.unfit = pid, timeout, commit, False
-        member.silent, member.returned = True, False
+        member.silent = True
         self._state |= commit >= 0
         self._preparing.discard(rank)
         self._awaited.pop(rank, None)
@@ -212,7 +212,7 @@ class Membership:
 
     def aborted(self, reporter: int, culprit: int, code: int, text: str) -> None:
         """A member says why its epoch ends."""
-        if reporter == culprit:
+        if reporter == culprit and reporter in self._members:
             self._members[reporter].silent = False
         self._current.aborted(reporter, culprit, code, text)
 
@@ -222,7 +222,8 @@ class Membership:
 
     def left(self, rank: int, unfit: bool = False) -> None:
         """BYE."""
-        self._members[rank].silent = False
+        if rank in self._members:  # else it was forgotten: its wrapper has ended before it
+            self._members[rank].silent = False
         self._current.left(rank, unfit)
         self._back(rank)
 

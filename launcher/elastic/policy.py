@@ -155,7 +155,7 @@ class ElasticRanks(FixedRanks):
             job.ending.living.discard(rank)
             job.store.rank_ended(rank, text)
         elif meaning is Meaning.WELL:
-            self._codes.add(code)
+            self._codes.add(UNKEPT if end.training and self.preempted and not code else code)
             self._ended_well(rank, code, text)
         elif meaning is Meaning.LATE:
             self._ended_late(rank, code, f"{text}{words if code > 0 else ''}")

@@ -162,7 +162,7 @@ def test_what_cannot_be_believed_is_an_error_at_first_and_is_told_once_later(scr
 
 
 def test_a_line_that_is_no_host_is_left_out_and_the_others_count(script, tmp_path):
-    hosts = script(f"echo a:2; echo {'b' * 64}.c:1; echo d..e; echo f.:1")
+    hosts = script(f"echo a:2; echo {'b' * 64}.c:1; echo d..e; printf 'a\\0b\\n'; echo f.:1")
     changed, told = until(hosts, lambda changed, told: changed)
     assert hosts.latest == [Host("a", 2), Host("f.", 1)]
     assert "line 2: 'bbb" in told and "write name, name:slots or [IPv6]:slots; this line is left out [HVD708]" in told

@@ -29,6 +29,7 @@ MEANT = [
     ("LOSS", End(1, vanished=True, **IN)),  # behind a wrapper that has a code of its own
     ("FAILURE", End(1, said="rank 1 raised ValueError", **IN)),
     ("FAILURE", End(3, **IN)),
+    ("FAILURE", End(1, said="rank 1 raised ValueError: it called sys.exit(137)", **IN)),
     ("FAILURE", End(0, said="rank 1 raised ValueError", others=2)),  # behind a pipe
     ("FAILURE", End(7, said="rank 1 called sys.exit(3)", vanished=True, **IN)),
     ("FAILURE", End(255, **IN)),
@@ -46,6 +47,7 @@ TOLERATED = [
     ("FAILURE", End(1, said="rank 1 called sys.exit(1)", **IN)),
     ("LOSS", End(3, said="rank 1 called sys.exit(3)", **IN)),
     ("LOSS", End(7, said="rank 1 called sys.exit(3) (train.py:7)", **IN)),  # behind a wrapper
+    ("LOSS", End(3, said="rank 1 called sys.exit(4)", **IN)),
     ("FAILURE", End(4, **IN)),
     ("LATE", End(1, said="rank 1 raised ValueError", **OVER)),
     ("WELL", End(0, **OVER)),
@@ -92,6 +94,9 @@ signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
 signal.signal(signal.SIGUSR2, broken)
 signal.signal(signal.SIGHUP, lambda *_: sys.exit(3))
 runpy.run_path({0!r}, run_name="__main__")
+import hvdlite as hvd
+hvd.shutdown()
+hvd.init()  # training has returned all the same
 if os.environ["HVDLITE_RANK"] == "0":
     os.kill(os.getpid(), signal.SIGKILL)  # while it saves, say
 """

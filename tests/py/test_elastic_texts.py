@@ -291,3 +291,14 @@ def test_what_cannot_be_is_refused():
     book.of.contribute(1, 1, b"")
     book.at(30.0)
     assert "rank 0 (pid 0 on b) did not take part in allgather 1 within 30 s" in book.killed[-1][1]
+
+
+def test_a_member_that_was_forgotten_may_still_speak():
+    """Its wrapper has ended before it."""
+    book = Book(3)
+    book.of.ended(1, "killed")
+    book.again(0, 2)
+    book.of.aborted(1, 1, -5, "it fails")
+    book.of.left(1)
+    book.of.disconnected(1)
+    assert book.of.news() == {"come": 0, "go": 0} and book.of.living() == [0, 2]
