@@ -44,7 +44,7 @@ def drawn(seed):
     return deaths, code
 
 
-@pytest.mark.parametrize("seed", everything(*range(45)))
+@pytest.mark.parametrize("seed", everything(*range(60)))
 def test_a_job_ends_as_if_nothing_had_happened(tmp_path, seed):
     deaths, code = drawn(seed)
     (tmp_path / "deaths.json").write_text(json.dumps(deaths))
