@@ -45,6 +45,7 @@ class End(NamedTuple):
     new: bool = False  # it was in no epoch yet while there was one, or could not take the state
     training: bool = False  # it was within its training function
     returned: bool = False  # that has returned
+    left: bool = False  # it has said goodbye, as a script does that ends by itself
     vanished: bool = False  # it ended without leaving the job, and its process is not the one that was started
     said: str = ""  # why it ends, in its own words: "rank 1 raised ValueError: ..."
     others: int = 0  # living ranks that can go on without it
@@ -65,6 +66,7 @@ def end_of(member: Member | None, known: Collection[Member], opened: bool, begun
         new=opened and (member.rank < 0 or member.unfit),
         training=training,
         returned=bool(member.returned),
+        left=not member.silent,
         vanished=(member.silent or training) and member.pid != member.started,
     )
 

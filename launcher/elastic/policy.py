@@ -149,7 +149,7 @@ class ElasticRanks(FixedRanks):
         meaning = Meaning.FAILURE if code else Meaning.WELL
         if self._goes_on():
             meaning = ends.judged(end, self._elastic.tolerated, self.preempted)
-        if meaning is Meaning.LOSS and self._all_quit(code, end.others):
+        if meaning is Meaning.LOSS and self._all_quit(code == 0 and end.left, end.others):
             meaning = Meaning.WELL
         if meaning is Meaning.REMOVED:
             job.ending.living.discard(rank)
@@ -166,9 +166,9 @@ class ElasticRanks(FixedRanks):
         job.tell(f"{text} after {time.monotonic() - job.began:.2f} s")
         self._let_go()
 
-    def _all_quit(self, code: int, others: int) -> bool:
+    def _all_quit(self, quits: bool, others: int) -> bool:
         """Whether the last rank has ended, each by sys.exit(0) within training: that is how some scripts stop early."""
-        self._quits &= code == 0
+        self._quits &= quits
         return self._quits and not others
 
     def _failed(self, rank: int, code: int, text: str) -> None:

@@ -85,6 +85,14 @@ def test_a_rank_that_is_killed_behind_a_wrapper_is_lost_whatever_code_that_has(t
         assert ends == [("137", " (128 + 9, SIGKILL)"), ("7", ""), ("0", " within its training function")], job.out
 
 
+def test_the_last_rank_that_is_killed_behind_a_pipe_has_not_ended_well(tmp_path):
+    (tmp_path / "wrap.sh").write_text('"$@" | cat')
+    with ElasticJob(tmp_path, "-np", "1", "--min-np", "1", *AT_ONCE, "sh", f"{tmp_path}/wrap.sh", plan=LONG) as job:
+        job.until_training(1, 4)
+        job.kill(0)
+        assert job.wait(60) == 1 and said(job)[-1].endswith("[HVD420]"), job.out
+
+
 ENDS_ITSELF = """
 import os, runpy, signal, sys
 sys.path.insert(0, os.path.dirname({0!r}))
