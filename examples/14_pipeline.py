@@ -136,14 +136,16 @@ def train(args: argparse.Namespace) -> None:
     if hvd.rank() == 0:
         print(pipe.explain())
 
-    losses, norms = [], []
+    losses, norms, copies = [], [], mesh.group("dp") if mesh.shape["dp"] > 1 else None
     for step in range(args.steps):
-        loss = pipe.step(*batch(text, step, copy), everywhere=True)  # of this copy
-        losses.append(hvd.allreduce(loss, name="loss").item())
+        loss = pipe.step(*batch(text, step, copy))  # of this copy, on the last stage; None on the others
         norms.append(pipe.finish.norm)
-        if hvd.rank() == 0 and step % 20 == 0:
-            print(f"step {step:4}  loss {losses[-1]:.4f}", flush=True)
+        if loss is not None:
+            losses.append((hvd.allreduce(loss, name="loss", process_set=copies) if copies else loss).item())
+            if tp.rank() == copy == 0 and step % 20 == 0:
+                print(f"step {step:4}  loss {losses[-1]:.4f}", flush=True)
     pipe.drain()
+    losses = hvd.broadcast_object(losses, hvd.size() - 1)  # a rank of the last stage
     loss = pipe.evaluate(*batch(text, args.steps, copy), everywhere=True)
     loss = hvd.allreduce(loss, name="loss").item()
     weights = parallel.whole_state(stage, mesh)  # rank 0 gets them

@@ -6,6 +6,9 @@ the stages, the direction, the tensor and a place in a window of micro-batches; 
 it, and are the same on both sides whatever each does in between. A send waits for its own receive and for nothing
 else: no order of sends and receives can deadlock.
 
+What is sent must not change before it has left: the runner gives copies, which no layer knows. A gradient that does
+not exist travels as such, in a message of flags: zeros would let momentum and weight decay move weights.
+
 A receive that is posted early lets the tensor arrive while this stage still computes.
 """
 
@@ -90,14 +93,20 @@ class Edge:
         tensor = torch.empty(shape, dtype=dtype, device=device)
         return hvd.recv_async(tensor, self.peer, name=name, process_set=self.group)
 
-    def give(self, outputs: Sequence[torch.Tensor], k: int, count: int) -> None:
-        """A forward's output, to the next stage. ValueError for one that cannot travel or has changed."""
+    def copies(self, out: Any) -> tuple[torch.Tensor, ...]:
+        """A forward's output, which its layers do not know: they may change theirs while it is under way. ValueError
+        for what is no tensor."""
+        outputs = out if isinstance(out, tuple) else (out,)
         for part, t in enumerate(outputs):
             if not isinstance(t, torch.Tensor):
                 raise ValueError(
                     f"{self.name}: output {part} is of type {type(t).__name__}: return a tensor or a tuple of "
                     "tensors from a stage [HVD014]"
                 )
+        return tuple(t.clone(memory_format=torch.contiguous_format) for t in outputs)
+
+    def give(self, outputs: Sequence[torch.Tensor], k: int, count: int) -> None:
+        """A forward's output, to the next stage. ValueError for one that cannot travel or has changed."""
         looks, number = looks_of(outputs), self._message(k)
         if self._told is None or self._told[0] != number:
             self._check(looks)
@@ -110,7 +119,7 @@ class Edge:
                 "[HVD014]"
             )
         for part, tensor in enumerate(outputs):
-            self._send(self._name(f"f{part}", k), tensor.detach().contiguous())
+            self._send(self._name(f"f{part}", k), tensor.detach())
 
     def _check(self, looks: list[Look]) -> None:
         for part, look in enumerate(looks):
@@ -124,12 +133,16 @@ class Edge:
                 f"{self.name}: an output has {len(looks)} tensors, but at most {_TENSORS} are supported [HVD014]"
             )
 
-    def give_back(self, inputs: Sequence[torch.Tensor], k: int) -> None:
-        """A backward's result, to the stage before: the gradients of what it gave; zeros of what was not used."""
-        for part, t in enumerate(inputs):
-            if t.requires_grad:
-                gradient = torch.zeros_like(t) if t.grad is None else t.grad
-                self._send(self._name(f"b{part}", k), gradient.contiguous())
+    def give_back(self, inputs: Sequence[torch.Tensor], looks: list[Look], k: int) -> None:
+        """A backward's result, to the stage before: the gradients of what it gave, and which of them there are."""
+        there = torch.zeros(_TENSORS, dtype=torch.uint8)
+        for part, (t, look) in enumerate(zip(inputs, looks)):
+            if look.tracked:
+                there[part] = t.grad is not None
+                gradient = torch.zeros_like(t) if t.grad is None else t.grad  # its receive may be posted already
+                self._send(self._name(f"b{part}", k), gradient.detach().contiguous())
+        if any(look.tracked for look in looks):
+            self._send(self._name("b", k), there)
 
     def expect(self, k: int) -> None:
         """The input of micro-batch k may arrive from now on, if its shape is known; else the message that tells it."""
@@ -146,11 +159,11 @@ class Edge:
 
     def expect_back(self, looks: list[Look], k: int) -> None:
         """The gradients of what was given for micro-batch k, likewise."""
-        if ("b", k) not in self._posted:
+        if ("b", k) not in self._posted and any(look.tracked for look in looks):
             self._posted["b", k] = [
                 self._receive(self._name(f"b{part}", k), look.shape, look.dtype, self.device) if look.tracked else None
                 for part, look in enumerate(looks)
-            ]
+            ] + [self._receive(self._name("b", k), (_TENSORS,), torch.uint8, "cpu")]
 
     def _arrived(self, what: str, k: int) -> list[Any]:
         handles = self._posted[what, k]
@@ -168,9 +181,12 @@ class Edge:
         return self._arrived("f", k), self._heard[1], self._heard[2]
 
     def take_back(self, looks: list[Look], k: int) -> list[torch.Tensor | None]:
-        """The gradients of what was given for micro-batch k."""
+        """The gradients of what was given for micro-batch k; None: there is none."""
         self.expect_back(looks, k)
-        return self._arrived("b", k)
+        if ("b", k) not in self._posted:
+            return [None] * len(looks)
+        *gradients, there = self._arrived("b", k)
+        return [gradient if flag else None for gradient, flag in zip(gradients, there.tolist())]
 
     def settle(self) -> None:
         """All sends have arrived."""

@@ -3,7 +3,8 @@
 In this order: weights that several stages share get the sum of their gradients; gradients are averaged over the data
 axis, in one grouped exchange; a GradScaler's factor is taken out, and all stages agree whether to skip the step; the
 norm of the whole model's gradient is clipped; the optimizer steps, and the learning-rate scheduler after it. Gradients
-were divided by the number of micro-batches where the loss was made, and nowhere else.
+were divided by the number of micro-batches where the loss was made, and nowhere else. All ranks exchange in this
+order. A weight that has no gradient on any of them has none afterwards.
 
 The norm counts what is cut over tensor-parallel ranks on each of them, what is replicated once, and what is shared
 between stages on its first stage only.
@@ -73,8 +74,9 @@ class Finish:
     def __init__(
         self, module: torch.nn.Module, optimizer: Any, stage: int, data: hvd.ProcessSet | None,
         model: list[hvd.ProcessSet], ties: list[Tie], name: str, lr_scheduler: Any = None, scaler: Any = None,
-        clip: float | None = None
+        clip: float | None = None, timeout: float | None = None
     ) -> None:  # fmt: skip
+        self.timeout = timeout
         self.module, self.optimizer, self.stage, self.name = module, optimizer, stage, name
         self.data, self.model, self.ties = data, model, ties
         self.lr_scheduler, self.scaler, self.clip = lr_scheduler, scaler, clip
@@ -84,9 +86,18 @@ class Finish:
     def exchange(self) -> None:
         """Gradients are those of the whole mini-batch, on all ranks that hold a copy of this stage."""
         for tie in self.ties:
-            if tie.weight.grad is None:
-                tie.weight.grad = torch.zeros_like(tie.weight)
-            hvd.allreduce_(tie.weight.grad, op=hvd.Sum, name=f"{self.name}.tied.{tie.name}", process_set=tie.group)
+            weight, name = tie.weight, f"{self.name}.tied.{tie.name}"
+            learns = torch.tensor([float(weight.requires_grad), float(weight.grad is not None)])
+            learning, used = self._added(learns, f"{name}.used", tie.group).tolist()
+            if learning not in (0, tie.group.size()):
+                frozen = "is not" if weight.requires_grad else "is"
+                raise ValueError(
+                    f"the tied weight {tie.name!r} {frozen} frozen on stage {self.stage}, but otherwise on another of "
+                    f"the stages {sorted(tie.places)}: set requires_grad alike on all of them [HVD022]"
+                )
+            if used:
+                weight.grad = torch.zeros_like(weight) if weight.grad is None else weight.grad
+                self._added(weight.grad, name, tie.group)
         if self.data is None:
             return
         params = [p for p in self.module.parameters() if p.requires_grad]
@@ -94,9 +105,14 @@ class Finish:
         used_anywhere = hvd.allreduce_async(used, op=hvd.Max, name=f"{self.name}.used", process_set=self.data)
         grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in params]
         if grads:
-            hvd.grouped_allreduce_(grads, name=f"{self.name}.grads", process_set=self.data)
-        for p, grad, anywhere in zip(params, grads, hvd.synchronize(used_anywhere).tolist()):
+            handle = hvd.grouped_allreduce_async_(grads, name=f"{self.name}.grads", process_set=self.data)
+            hvd.synchronize(handle, timeout=self.timeout)
+        for p, grad, anywhere in zip(params, grads, hvd.synchronize(used_anywhere, timeout=self.timeout).tolist()):
             p.grad = grad if anywhere else None
+
+    def _added(self, t: torch.Tensor, name: str, group: hvd.ProcessSet, op: Any = hvd.Sum) -> torch.Tensor:
+        """In place, over a group."""
+        return hvd.synchronize(hvd.allreduce_async_(t, op=op, name=name, process_set=group), timeout=self.timeout)
 
     def step(self, factor: float = 1.0) -> None:
         """The optimizer's step, with learning rates times factor. Skipped on all stages where a scaled gradient is not
@@ -131,7 +147,7 @@ class Finish:
             grads = [optimizer.param_groups[0]["params"][0].grad]
         infinite = torch.tensor([float(not all(bool(torch.isfinite(grad).all()) for grad in grads))])
         for i, group in enumerate(self.model):
-            hvd.allreduce_(infinite, op=hvd.Max, name=f"{self.name}.infinite.{i}", process_set=group)
+            self._added(infinite, f"{self.name}.infinite.{i}", group, hvd.Max)
         if infinite.item():
             grads[0].fill_(float("inf"))
         self.scaler.scale(torch.zeros(1, device=grads[0].device))  # a stage that has no loss has never called it
@@ -147,7 +163,7 @@ class Finish:
             if p.grad is not None and id(p) not in again and (first or getattr(p, "cut", None) is not None):
                 square += p.grad.double().pow(2).sum().cpu()
         for i, group in enumerate(self.model):
-            hvd.allreduce_(square, op=hvd.Sum, name=f"{self.name}.norm.{i}", process_set=group)
+            self._added(square, f"{self.name}.norm.{i}", group)
         self.norm = float(square.sqrt())
         if self.norm > self.clip:
             for p in self.module.parameters():

@@ -18,7 +18,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch.func import functional_call
@@ -29,13 +29,22 @@ import hvdlite.torch as hvd
 from .._warned import warn
 from . import micro_batches
 from . import schedule as schedules
-from .edge import Edge, looks_of
+from .edge import Edge, Look, looks_of
 from .finish import Finish, digests, ties_of
 from .settings import agree, check_parts, chosen, named, number_of
 from .stage import in_flight
 from .weights import Place, Policy
 
 _AHEAD = 2  # actions
+
+
+class Flight(NamedTuple):
+    """A micro-batch between its forward and its backward, with what its tensors looked like when they came and went."""
+
+    inputs: tuple[Any, ...]
+    came: list[Look]
+    outputs: tuple[torch.Tensor, ...]
+    gave: list[Look]
 
 
 class Pipeline:
@@ -104,11 +113,14 @@ class Pipeline:
         self._plan, policy = chosen(schedule, update, shapes, checkpoint)
         check_parts(stage, optimizer, loss, self.stage == self.stages - 1, lr_scheduler, clip, checkpoint)
         self._flushes = policy.flushes
+        tied = list(tied)
         ties = ties_of(stage, mesh, axis, tied)
+        together = bool(tied or scaler or clip)  # all stages make an update at one time
         scale = scaler and scaler.state_dict()
         said = (micro_batches, named(schedule), named(update), shapes, checkpoint, clip, scale)
         self.name = name = agree(said, name, digests(ties), mesh.rank_at(**{axis: 0}))
-        schedules.check(self._lists(), micro_batches=micro_batches)
+        schedules.check(self._lists(), micro_batches=micro_batches, together=together)
+        self._timeout, self._ahead = timeout, together and not self._flushes and micro_batches < self.stages
         steady = [] if self._flushes else self._plan(self.stage, self.stages, micro_batches, 2 * self.stages)
         place = Place(self.stage, self.stages, micro_batches, float(schedules.delay(steady)))
         self.weights = policy(stage, place, **options)
@@ -125,9 +137,11 @@ class Pipeline:
         self._after = edge(self.stage, self.stage + 1) if self.stage < self.stages - 1 else None
         averaged = mesh.group(data) if mesh.shape.get(data, 1) > 1 else None
         model = [self._line, *(mesh.group(each) for each in mesh.shape if each not in axes)]
-        self.finish = Finish(stage, optimizer, self.stage, averaged, model, ties, name, lr_scheduler, scaler, clip)
+        self.finish = Finish(
+            stage, optimizer, self.stage, averaged, model, ties, name, lr_scheduler, scaler, clip, timeout
+        )
         self._batches, self._since = 0, 0  # mini-batches; how many when the pipeline was last empty
-        self._live: dict[int, tuple[Any, Any]] = {}  # inputs and outputs of micro-batches in flight
+        self._live: dict[int, Flight] = {}
         in_flight[stage] = self._live
         self._data: dict[int, tuple[Any, Any]] = {}
         self._losses: dict[int, list[torch.Tensor]] = {}
@@ -159,6 +173,12 @@ class Pipeline:
         """
         if not torch.is_grad_enabled():
             raise ValueError("step() computes gradients: call it outside torch.no_grad() [HVD011]")
+        if everywhere and self._ahead:
+            raise ValueError(
+                f"step(everywhere=True) with clip, tied or scaler needs at least as many micro-batches as stages, but "
+                f"{self.micro_batches} < {self.stages}: the last stage makes update n before the loss of a later "
+                "mini-batch, and the first stage after it. Read the loss on the last stage [HVD011]"
+            )
         first = self._batches * self.micro_batches
         self._read(x, y, micro_batches.equal, first)
         self._batches += 1
@@ -259,30 +279,31 @@ class Pipeline:
     # one micro-batch
 
     def _forward(self, k: int) -> None:
-        inputs, _ = self._inputs(k, self._before)
+        inputs, looks, _ = self._inputs(k, self._before)
         leaves = self.weights.forward(k)
         out = self._computed(inputs, leaves)
         y = self._data.pop(k)[1]
         if self._after:
-            outputs = out if isinstance(out, tuple) else (out,)
+            outputs = self._after.copies(out)
             self._after.give(outputs, k, self.micro_batches)
             self._warn(outputs, inputs)
         else:
             loss = self._loss(out, y)
-            self._losses.setdefault(k // self.micro_batches, []).append(loss.detach())
+            self._losses.setdefault(k // self.micro_batches, []).append(loss.detach().clone())
             loss = loss / self.micro_batches  # here, and nowhere else
             outputs = (self.scaler.scale(loss) if self.scaler else loss,)
-        self._live[k] = inputs, outputs
+        self._live[k] = Flight(inputs, looks, outputs, looks_of(outputs))
         self.peak_stash = max(self.peak_stash, len(self._live))
 
-    def _inputs(self, k: int, before: Edge | None) -> tuple[tuple[Any, ...], int]:
-        """What micro-batch k brings, and into how many its mini-batch was cut."""
+    def _inputs(self, k: int, before: Edge | None) -> tuple[tuple[Any, ...], list[Look], int]:
+        """What micro-batch k brings, what it looks like to the stage before, and into how many its mini-batch was
+        cut."""
         if before is None:
             x = self._data[k][0]
-            return (x if isinstance(x, tuple) else (x,)), 0
+            return (x if isinstance(x, tuple) else (x,)), [], 0
         tensors, looks, count = before.take(k)
         grads = torch.is_grad_enabled()
-        return tuple(t.requires_grad_(look.tracked and grads) for t, look in zip(tensors, looks)), count
+        return tuple(t.requires_grad_(look.tracked and grads) for t, look in zip(tensors, looks)), looks, count
 
     def _computed(self, inputs: tuple[Any, ...], leaves: Any = None) -> Any:
         def run(*x: Any) -> Any:
@@ -293,27 +314,26 @@ class Pipeline:
         return run(*inputs)
 
     def _warn(self, outputs: tuple[Any, ...], inputs: tuple[Any, ...]) -> None:
-        """Of an output that does not learn, though something before it could."""
+        """Of an output that does not learn, though something before it could. Masks and the like that travel beside
+        one that learns are no reason."""
         if self._warned or not any(t.requires_grad for t in (*inputs, *self.module.parameters())):
             return
-        for part, t in enumerate(outputs):
-            if not t.requires_grad and t.is_floating_point():
-                self._warned = True
-                warn(
-                    f"stage {self.stage}'s output {part} needs no gradient: the layers before it do not learn from "
-                    "it [HVD020]"
-                )  # fmt: skip
+        if any(t.is_floating_point() for t in outputs) and not any(t.requires_grad for t in outputs):
+            self._warned = True
+            warn(
+                f"stage {self.stage}'s output needs no gradient: the layers before it do not learn from it [HVD020]"
+            )  # fmt: skip
 
     def _backward(self, k: int) -> None:
-        inputs, outputs = self._live.pop(k)
-        grads = self._after.take_back(looks_of(outputs), k) if self._after else [None]
-        tracked = [(t, grad) for t, grad in zip(outputs, grads) if t.requires_grad]
-        if tracked:
+        inputs, came, outputs, gave = self._live.pop(k)
+        found = list(zip(outputs, self._after.take_back(gave, k) if self._after else [None]))
+        used = [(t, grad) for t, grad in found if t.requires_grad and (grad is not None or not self._after)]
+        if used:
             with self.weights.backward(k):
-                torch.autograd.backward([t for t, _ in tracked], [grad for _, grad in tracked])
+                torch.autograd.backward([t for t, _ in used], [grad for _, grad in used])
         self.weights.collect(k)
         if self._before:
-            self._before.give_back(inputs, k)
+            self._before.give_back(inputs, came, k)
 
     def _update(self) -> None:
         self.finish.exchange()
@@ -360,7 +380,7 @@ class Pipeline:
             if what == "F" and self._before:
                 self._before.expect(k)
             elif what == "B" and self._after and k in self._live:
-                self._after.expect_back(looks_of(self._live[k][1]), k)
+                self._after.expect_back(self._live[k].gave, k)
 
     def _read(self, x: Any, y: Any, cut: Callable[..., Any], first: int, needs_y: bool = True) -> int:
         """Keeps the parts of x and y that this stage reads, and says how many they are; 0: it reads none."""
@@ -382,7 +402,7 @@ class Pipeline:
         before, after = (edge.apart() if edge else None for edge in (self._before, self._after))
         count, results, k = self._read(x, y, micro_batches.nearly_equal, 0, call == "evaluate"), [], 0
         while True:
-            inputs, told = self._inputs(k, before)
+            inputs, _, told = self._inputs(k, before)
             if told and count and told != count:
                 raise ValueError(
                     f"y has rows for {count} micro-batches, but x of the first stage has rows for {told} [HVD010]"
@@ -390,11 +410,10 @@ class Pipeline:
             count = told or count
             out = self._computed(inputs)
             y = self._data.pop(k, (None, None))[1]
-            outputs = out if isinstance(out, tuple) else (out,)
             if after:
-                after.give(outputs, k, count)
-            elif call == "predict":
-                results.append((out, 0))
+                after.give(after.copies(out), k, count)
+            elif call == "predict":  # copies, as layers may change theirs in their next forward
+                results.append((tuple(t.clone() for t in out) if isinstance(out, tuple) else out.clone(), 0))
             else:
                 results.append((self._loss(out, y), len(y[0] if isinstance(y, tuple) else y)))
             k += 1
@@ -407,7 +426,8 @@ class Pipeline:
     def _everywhere(self, mean: torch.Tensor | None) -> torch.Tensor:
         """The last stage's, on all ranks of the line, as float64 on the CPU."""
         value = torch.zeros((), dtype=torch.float64) if mean is None else mean.detach().cpu().double()
-        return hvd.broadcast(value, self._line.ranks[-1], name=f"{self.name}.loss", process_set=self._line)
+        handle = hvd.broadcast_async(value, self._line.ranks[-1], name=f"{self.name}.loss", process_set=self._line)
+        return hvd.synchronize(handle, timeout=self._timeout)
 
 
 def _left_behind(left: list[int], who: str) -> None:

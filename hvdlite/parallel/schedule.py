@@ -91,13 +91,14 @@ def rest(stage: int, stages: int, micro_batches: int, batches: int) -> list[Acti
 
 
 def check(
-    lists: Sequence[Sequence[Action]], forward: Costs = 1, backward: Costs = 2, micro_batches: int | None = None
-) -> Timeline:
+    lists: Sequence[Sequence[Action]], forward: Costs = 1, backward: Costs = 2, micro_batches: int | None = None,
+    together: bool = False
+) -> Timeline:  # fmt: skip
     """Runs the lists of all stages on paper. A cost is a number, or a sequence of one number for each stage.
 
     With `micro_batches`, the number of them in a mini-batch, updates are checked, too: each comes when the backwards up
-    to the end of its mini-batch are done, and no later one. ValueError if a list is not complete, or if the stages come
-    to wait for each other.
+    to the end of its mini-batch are done, and no later one. `together`: all stages make an update at one time, as a
+    norm of all gradients needs it. ValueError if a list is not complete, or if the stages come to wait for each other.
     """
     _complete(lists, micro_batches)
     costs = {"U": [0.0] * len(lists)}
@@ -113,6 +114,8 @@ def check(
                 needs = [("F", k, stage)] if what == "B" else []
                 neighbour = {"F": stage - 1, "B": stage + 1}.get(what, -1)
                 needs += [(what, k, neighbour)] if 0 <= neighbour < len(lists) else []
+                if together and what == "U":
+                    needs += [(*row[row.index((what, k)) - 1], other) for other, row in enumerate(lists)]
                 if any(need not in ended for need in needs):
                     break
                 start = max([ended[need] for need in needs] + [span[3] for span in spans[stage][-1:]], default=0)

@@ -13,7 +13,7 @@ import pytest
 from launching import launch
 
 PROGRAM = str(Path(__file__).with_name("stages.py"))
-TENSOR = r"'send\.pipe\.\d-\d\.(shapes|[fb]0)\.mb\d'"
+TENSOR = r"'send\.pipe\.\d-\d\.(shapes|f0|b0?)\.mb\d'"
 
 
 def seen(folder, fault):
