@@ -24,11 +24,12 @@ from ..process_set import existing_or_added
 
 
 class Tie(NamedTuple):
-    """A weight that stages share. places: its name on each of them, by stage; group: their ranks of this line."""
+    """A weight that stages share. places: its name on each of them, by stage, and `own` here; group: their ranks of
+    this line."""
 
     name: str
     places: Mapping[int, str]
-    weight: torch.Tensor
+    own: str
     group: hvd.ProcessSet
 
 
@@ -48,19 +49,19 @@ def ties_of(
             group = existing_or_added([each.ranks[at] for at in sorted(places)])
             if each.ranks == line and stage in places:
                 try:
-                    weight = module.get_parameter(places[stage])
+                    module.get_parameter(places[stage])
                 except AttributeError:
                     has = ", ".join(known for known, _ in module.named_parameters())
                     raise ValueError(
                         f"stage {stage} has no parameter {places[stage]!r} to tie as {name!r}; it has {has} [HVD011]"
                     ) from None
-                found.append(Tie(name, places, weight, group))
+                found.append(Tie(name, places, places[stage], group))
     return found
 
 
-def digests(ties: Iterable[Tie]) -> dict[str, str]:
+def digests(module: torch.nn.Module, ties: Iterable[Tie]) -> dict[str, str]:
     """What copies of one weight have in common."""
-    return {tie.name: hashlib.sha256(_bits(tie.weight)).hexdigest() for tie in ties}
+    return {tie.name: hashlib.sha256(_bits(module.get_parameter(tie.own))).hexdigest() for tie in ties}
 
 
 def _bits(t: torch.Tensor) -> bytes:
@@ -86,7 +87,7 @@ class Finish:
     def exchange(self) -> None:
         """Gradients are those of the whole mini-batch, on all ranks that hold a copy of this stage."""
         for tie in self.ties:
-            weight, name = tie.weight, f"{self.name}.tied.{tie.name}"
+            weight, name = self.module.get_parameter(tie.own), f"{self.name}.tied.{tie.name}"
             learns = torch.tensor([float(weight.requires_grad), float(weight.grad is not None)])
             learning, used = self._added(learns, f"{name}.used", tie.group).tolist()
             if learning not in (0, tie.group.size()):
@@ -157,7 +158,7 @@ class Finish:
     def _clip(self) -> None:
         assert self.clip is not None
         square = torch.zeros(1, dtype=torch.float64)
-        again = {id(tie.weight) for tie in self.ties if self.stage != min(tie.places)}
+        again = {id(self.module.get_parameter(tie.own)) for tie in self.ties if self.stage != min(tie.places)}
         first = all(group.rank() == 0 for group in self.model[1:])
         for p in self.module.parameters():
             if p.grad is not None and id(p) not in again and (first or getattr(p, "cut", None) is not None):

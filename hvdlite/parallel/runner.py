@@ -118,7 +118,7 @@ class Pipeline:
         together = bool(tied or scaler or clip)  # all stages make an update at one time
         scale = scaler and scaler.state_dict()
         said = (micro_batches, named(schedule), named(update), shapes, checkpoint, clip, scale)
-        self.name = name = agree(said, name, digests(ties), mesh.rank_at(**{axis: 0}))
+        self.name = name = agree(said, name, digests(stage, ties), mesh.rank_at(**{axis: 0}))
         schedules.check(self._lists(), micro_batches=micro_batches, together=together)
         self._timeout, self._ahead = timeout, together and not self._flushes and micro_batches < self.stages
         steady = [] if self._flushes else self._plan(self.stage, self.stages, micro_batches, 2 * self.stages)

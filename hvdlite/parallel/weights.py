@@ -45,7 +45,7 @@ class Policy:
     flushes = False  # whether the pipeline is empty at each update
 
     def __init__(self, module: torch.nn.Module, place: Place) -> None:
-        self.params, self.place = dict(module.named_parameters()), place
+        self.module, self.params, self.place = module, dict(module.named_parameters()), place
         self.version = 0  # updates made
         self.peak = 1  # versions that lay in memory at once
 
@@ -105,7 +105,8 @@ class Stash(Policy):
         self._drop()
 
     def forward(self, k: int) -> Leaves:
-        if not self._of:  # parameters may have been loaded or moved since
+        if not self._of:  # parameters may have been loaded, moved or replaced since
+            self.params = dict(self.module.named_parameters())
             self.versions[self.version] = self._leaves()
         version = self._seen_by(k)
         self._of[k] = version
@@ -214,6 +215,10 @@ class PipeMare(Policy):
         self._of: dict[int, tuple[int, Leaves]] = {}
 
     def forward(self, k: int) -> Leaves:
+        if not self._of:  # parameters may have been replaced since
+            self.params = dict(self.module.named_parameters())
+            if self.correct:
+                self._drift = {name: self._drift.get(name, torch.zeros_like(p)) for name, p in self.params.items()}
         leaves = self._leaves()  # new ones each time: autocast keeps the cast of a leaf that it knows
         self._of[k] = self.version, leaves
         return leaves
@@ -226,8 +231,8 @@ class PipeMare(Policy):
             yield
             return
         kept = {name: p.data.clone() for name, p in self.params.items()}
-        for name, p in self.params.items():  # into the memory that the graph has saved; .data: no version counter moves
-            p.data.copy_(kept[name] - tau * self._drift[name])
+        for name, drift in self._drift.items():  # into the memory that the graph has saved; .data: no version moves
+            self.params[name].data.copy_(kept[name] - tau * drift)
         try:
             yield
         finally:

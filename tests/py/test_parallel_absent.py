@@ -170,3 +170,19 @@ def test_the_limit_of_time_reaches_what_stages_do_together():
     with raises:
         pipe.step(*rows(1)[0])
     hvd.barrier()
+
+
+@as_ranks(2)
+def test_parameters_that_are_replaced_after_the_pipeline_is_made():
+    for rest in ({}, CONTINUOUS, {"schedule": "continuous", "update": "pipemare"}):
+        pipe = pipeline(tied(frozen=False), 4, tied=TIED, make=sgd, **rest)
+        pipe.step(*rows(1)[0])
+        pipe.drain()
+        line = pipe.module[0].line if hvd.rank() == 0 else pipe.module[1].line
+        line.weight = nn.Parameter(line.weight.detach().clone())
+        pipe.finish.optimizer.add_param_group({"params": [line.weight]})
+        before = line.weight.detach().clone()
+        pipe.step(*rows(1)[0])
+        pipe.drain()
+        weights = hvd.allgather(line.weight.detach()[None])
+        assert torch.equal(weights[0], weights[1]) and not torch.equal(line.weight, before), rest
