@@ -193,8 +193,8 @@ class SequenceParallel(nn.Module):
     """A module with whole weights, such as ``torch.nn.LayerNorm``, that works on a sequence cut over a group.
 
     Each rank's part of the sequence gives a part of the gradients of its weights. This wrapper adds the parts in
-    backward, so that copies stay alike. Parameters and buffers keep the names that they have in ``module``. Frozen
-    parameters cost nothing.
+    backward, so that copies stay alike. Parameters and buffers keep the names that they have in ``module``, and the
+    wrapper takes its place in ``modules()``. Frozen parameters need no communication.
 
     Args:
         module (torch.nn.Module): has the same weights on all ranks, none of them cut.

@@ -406,13 +406,11 @@ def _added(x: torch.Tensor, group: Group, name: str | None) -> bool:
             continue
         if node is nodes[0]:
             return True
-        remedy = "leave it out: ColumnLinear calls copy_to itself"
-        if added == "from_sequence":
-            remedy = "use gather_from in its place, or give the layer sequence= and the cut input"
+        remedy = "leave it out" if added == "copy_to" else "use gather_from in its place"
         raise ValueError(
             f"copy_to (as in ColumnLinear){f' {name!r}' if name else ''} on rank {hvd.rank()}: its input "
             f"{list(x.shape)}, a result of {nodes[0].name()}, comes from {added}, which adds the gradients of "
-            f"{group.size()} ranks too: {remedy} [HVD038]"
+            f"{group.size()} ranks too: {remedy}, or give the layer sequence= and a cut input [HVD038]"
         )
     return False
 

@@ -135,6 +135,7 @@ def test_a_wrapped_module_is_the_plain_one_to_all_but_autograd():
     made.load_state_dict({name: t + 1 for name, t in plain.state_dict().items()})
     x = torch.randn(3, 4)
     assert torch.equal(made(x), made(x)) and not torch.equal(made(x), plain.eval()(x))
+    assert torch.equal(par.SequenceParallel(nn.Dropout(0.5), TP).eval()(x), x)
     made(x).sum().backward()
     assert made.get_parameter("1.bias").grad.tolist() == [6.0] * 4  # three rows on each rank
     for p in made.parameters():
@@ -162,13 +163,15 @@ def test_gradients_are_added_once_or_an_error_names_the_remedy():
         column(bring(x)).sum().backward()
         wanted = par.reduce_from(column.weight.detach().sum(0), tp).expand(2, 4)
         torch.testing.assert_close(x.grad, wanted, msg=name)
-        remedy = "sequence=" if name == "from_sequence" else "leave it out"
+        remedy = ("leave it out" if name == "copy_to" else "use gather_from") + ".*sequence="
         said = rf"'up'.* rank {hvd.rank()}: .*\[\d, 4\].*Add.*comes from {name}, .*{remedy}.*\[HVD038\]"
         if name in ("from_sequence", "copy_to"):
             with pytest.raises(ValueError, match=said):
                 column(norm(bring(x)) + x.sum())
         else:
             column(norm(bring(x)) + x.sum())
+    with pytest.raises(ValueError, match="comes from copy_to, .*sequence=.*HVD038"):  # forgotten
+        column(par.SequenceParallel(norm, tp)(x))
 
 
 @as_ranks(2)
