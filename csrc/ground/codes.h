@@ -47,6 +47,7 @@
 #define HVD035 "[HVD035] "
 #define HVD036 "[HVD036] "
 #define HVD037 "[HVD037] "
+#define HVD038 "[HVD038] "
 #define HVD040 "[HVD040] "
 #define HVD041 "[HVD041] "
 #define HVD042 "[HVD042] "

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .balance import partition
-    from .layers import ColumnLinear, RowLinear, VocabEmbedding, parallelize, vocab_cross_entropy
+    from .layers import ColumnLinear, RowLinear, SequenceParallel, VocabEmbedding, parallelize, vocab_cross_entropy
     from .planned import planned
     from .profile import profile
     from .random import seeded
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 _NAMES = {
     "balance": ("partition",),
-    "layers": ("ColumnLinear", "RowLinear", "VocabEmbedding", "parallelize", "vocab_cross_entropy"),
+    "layers": ("ColumnLinear", "RowLinear", "SequenceParallel", "VocabEmbedding", "parallelize", "vocab_cross_entropy"),
     "planned": ("planned",),
     "profile": ("profile",),
     "random": ("seeded",),
@@ -58,6 +58,7 @@ __all__ = [
     "ColumnLinear",
     "Pipeline",
     "RowLinear",
+    "SequenceParallel",
     "VocabEmbedding",
     "copy_to",
     "finish_switch",

@@ -5,7 +5,9 @@ one in backward. Initial weights are those of the whole layer: every rank makes 
 part, so a model does not depend on how many ranks it is cut over. For that moment a rank has the memory of the whole.
 
 A parameter that is cut has the attribute `cut`, the dimension along which it is; parts are in the order of the ranks.
-One that is replicated has none, and the same gradient on all ranks.
+One that is replicated has none, and the same gradient on all ranks. Where the sequence is cut between layers
+(Korthikanti et al., 2022), SequenceParallel and the layers' `sequence=` see to that: what works on a part of the
+sequence has a part of the gradient, and copy_to adds the parts.
 
 Names are for messages: a layer without one makes unnamed collectives, which ranks match by their order. That is right
 here: all ranks of a group run the same layers in the same order, forward and backward. Names from a counter would not
@@ -21,20 +23,22 @@ from typing import Any
 import torch
 from torch import nn
 from torch.autograd.function import once_differentiable
+from torch.func import functional_call
 from torch.nn import functional
 
 import hvdlite.torch as hvd
 
 from ..torch.off_graph import keep_off_graph
-from .tensor import Group, copy_to, gather_from, part_of, reduce_from
+from .tensor import Group, copy_to, from_sequence, gather_from, part_of, reduce_from, to_sequence
 
 
 class ColumnLinear(nn.Module):
     """``torch.nn.Linear`` whose outputs are cut over the ranks of a group.
 
     The input (..., inside) is replicated; the output is this rank's part, (..., outside / n). Followed by a
-    ``RowLinear`` it makes one allreduce in forward and one in backward (Megatron-LM, Shoeybi et al., 2019). Each rank
-    makes the whole initial weight from the current seed and keeps its part.
+    ``RowLinear`` it makes one allreduce in forward and one in backward (Megatron-LM, Shoeybi et al., 2019). It calls
+    ``copy_to`` itself, so give it a replicated tensor (``gather_from`` makes one), or the cut one with ``sequence=``.
+    Each rank makes the whole initial weight from the current seed and keeps its part.
 
     Args:
         inside (int): the number of inputs.
@@ -47,25 +51,30 @@ class ColumnLinear(nn.Module):
         name (str, optional): of its collectives. None: they are matched by their order.
         device (optional): as in ``torch.nn.Linear``.
         dtype (optional): as in ``torch.nn.Linear``.
+        sequence (int, optional): the dimension along which the input is cut. The layer gathers it (``from_sequence``).
+            None: the input is replicated.
 
     Raises:
-        ValueError: the outputs cannot be divided evenly.
+        ValueError: the outputs cannot be divided evenly. In forward, the gradients would be added twice.
 
     Example:
         >>> from hvdlite import parallel
         >>> layer = parallel.ColumnLinear(2, 4, hvd.global_process_set)
         >>> layer(torch.ones(1, 2)).shape
         torch.Size([1, 2])
+        >>> layer = parallel.ColumnLinear(2, 4, hvd.global_process_set, sequence=1)
+        >>> layer(torch.ones(1, 3, 2)).shape  # 3 places of a sequence of 6
+        torch.Size([1, 6, 2])
     """
 
     bias: torch.Tensor | None
 
     def __init__(
         self, inside: int, outside: int, group: Group, bias: bool = True, gather: bool = False, unit: int = 1,
-        name: str | None = None, device: Any = None, dtype: Any = None
+        name: str | None = None, device: Any = None, dtype: Any = None, sequence: int | None = None
     ) -> None:  # fmt: skip
         super().__init__()
-        self.group, self.gather, self.name = group, gather, name
+        self.group, self.gather, self.name, self.sequence = group, gather, name, sequence
         self._mine = _slice(f"ColumnLinear({inside}, {outside})", outside, unit, group)
         self._keep(nn.Linear(inside, outside, bias, device, dtype))
 
@@ -75,14 +84,17 @@ class ColumnLinear(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x A + b for this rank's columns of A; with `gather` those of all ranks."""
-        y = functional.linear(copy_to(x, self.group, self.name), self.weight, self.bias)
+        group, name, dim = self.group, self.name, self.sequence
+        x = copy_to(x, group, name) if dim is None else from_sequence(x, dim, group, name)
+        y = functional.linear(x, self.weight, self.bias)
         return gather_from(y, -1, self.group, self.name and self.name + ".gather") if self.gather else y
 
 
 class RowLinear(nn.Module):
     """``torch.nn.Linear`` whose inputs are cut over the ranks of a group.
 
-    The input is this rank's part, (..., inside / n); the output (..., outside) is replicated.
+    The input is this rank's part, (..., inside / n). The output (..., outside) is replicated, or cut along
+    ``sequence``. The layer calls ``reduce_from`` or ``to_sequence`` itself.
 
     Args:
         inside (int): the number of inputs of the whole layer, a multiple of n * unit.
@@ -93,25 +105,30 @@ class RowLinear(nn.Module):
         name (str, optional): of its collectives. None: they are matched by their order.
         device (optional): as in ``torch.nn.Linear``.
         dtype (optional): as in ``torch.nn.Linear``.
+        sequence (int, optional): the dimension along which the output is cut (``to_sequence``), a multiple of n. None:
+            the output is replicated.
 
     Raises:
-        ValueError: the inputs cannot be divided evenly.
+        ValueError: the inputs cannot be divided evenly. In forward, ``sequence`` cannot be.
 
     Example:
         >>> from hvdlite import parallel
         >>> layer = parallel.RowLinear(4, 3, hvd.global_process_set)
         >>> layer(torch.ones(1, 2)).shape
         torch.Size([1, 3])
+        >>> layer = parallel.RowLinear(4, 3, hvd.global_process_set, sequence=1)
+        >>> layer(torch.ones(1, 6, 2)).shape  # 3 places of a sequence of 6
+        torch.Size([1, 3, 3])
     """
 
     bias: torch.Tensor | None
 
     def __init__(
         self, inside: int, outside: int, group: Group, bias: bool = True, unit: int = 1, name: str | None = None,
-        device: Any = None, dtype: Any = None
+        device: Any = None, dtype: Any = None, sequence: int | None = None
     ) -> None:  # fmt: skip
         super().__init__()
-        self.group, self.name = group, name
+        self.group, self.name, self.sequence = group, name, sequence
         self._mine = _slice(f"RowLinear({inside}, {outside})", inside, unit, group)
         self._keep(nn.Linear(inside, outside, bias, device, dtype))
 
@@ -121,16 +138,19 @@ class RowLinear(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """The sum over ranks of x A for their rows of A, and b once, after it."""
-        y = reduce_from(functional.linear(x, self.weight), self.group, self.name)
-        return y if self.bias is None else y + self.bias
+        y = _summed(functional.linear(x, self.weight), self.sequence, self.group, self.name)
+        if self.bias is None:
+            return y
+        named = self.name and self.name + ".bias"
+        return y + (self.bias if self.sequence is None else copy_to(self.bias, self.group, named))
 
 
 class VocabEmbedding(nn.Module):
     """``torch.nn.Embedding`` whose rows are cut over the ranks of a group.
 
-    Ids (...) become (..., width), both replicated. The number of words need not be a multiple of n. ``forward`` raises
-    ``ValueError`` for an id that does not exist. On a GPU it does not check, because that would wait for the device;
-    such an id gets zeros.
+    Ids (...) become (..., width), both replicated, or the output cut along ``sequence``. The number of words need not
+    be a multiple of n. ``forward`` raises ``ValueError`` for an id that does not exist. On a GPU it does not check,
+    because that would wait for the device; such an id gets zeros.
 
     Args:
         words (int): the number of rows of the whole table.
@@ -139,6 +159,7 @@ class VocabEmbedding(nn.Module):
         name (str, optional): of its collectives. None: they are matched by their order.
         device (optional): as in ``torch.nn.Embedding``.
         dtype (optional): as in ``torch.nn.Embedding``.
+        sequence (int, optional): the dimension along which the output is cut, a multiple of n. None: it is replicated.
 
     Raises:
         ValueError: there are fewer words than ranks.
@@ -151,10 +172,11 @@ class VocabEmbedding(nn.Module):
     """
 
     def __init__(
-        self, words: int, width: int, group: Group, name: str | None = None, device: Any = None, dtype: Any = None
-    ) -> None:
+        self, words: int, width: int, group: Group, name: str | None = None, device: Any = None, dtype: Any = None,
+        sequence: int | None = None
+    ) -> None:  # fmt: skip
         super().__init__()
-        self.words, self.group, self.name = words, group, name
+        self.words, self.group, self.name, self.sequence = words, group, name, sequence
         self.first, self.last = _words(words, group)
         whole = nn.Embedding(words, width, device=device, dtype=dtype)
         self.weight = _cut(whole.weight, 0, slice(self.first, self.last))
@@ -164,7 +186,68 @@ class VocabEmbedding(nn.Module):
         _check_ids("VocabEmbedding", ids, self.words)
         foreign = (ids < self.first) | (ids >= self.last)
         rows = functional.embedding((ids - self.first).masked_fill(foreign, 0), self.weight)
-        return reduce_from(rows.masked_fill(foreign.unsqueeze(-1), 0), self.group, self.name)
+        return _summed(rows.masked_fill(foreign.unsqueeze(-1), 0), self.sequence, self.group, self.name)
+
+
+class SequenceParallel(nn.Module):
+    """A module with whole weights, such as ``torch.nn.LayerNorm``, that works on a sequence cut over a group.
+
+    Each rank's part of the sequence gives a part of the gradients of its weights. This wrapper adds the parts in
+    backward, so that copies stay alike. Parameters and buffers keep the names that they have in ``module``, and the
+    wrapper takes its place in ``modules()``. Frozen parameters need no communication.
+
+    Args:
+        module (torch.nn.Module): has the same weights on all ranks, none of them cut.
+        group (ProcessSet): the ranks over which the sequence is cut.
+        name (str, optional): of its collectives. None: they are matched by their order.
+
+    Raises:
+        ValueError: a parameter is cut, as in ``ColumnLinear``.
+
+    Example:
+        >>> from hvdlite import parallel
+        >>> tp = hvd.global_process_set
+        >>> norm = parallel.SequenceParallel(torch.nn.LayerNorm(4), tp)
+        >>> up = parallel.ColumnLinear(4, 8, tp, sequence=1)
+        >>> down = parallel.RowLinear(8, 4, tp, sequence=1)
+        >>> x = parallel.split_to(torch.ones(2, 6, 4), 1, tp)  # (batch, sequence, width)
+        >>> x = x + down(torch.nn.functional.gelu(up(norm(x))))
+        >>> x.shape, parallel.gather_from(x, 1, tp).shape
+        (torch.Size([2, 3, 4]), torch.Size([2, 6, 4]))
+    """
+
+    _module: nn.Module
+
+    def __init__(self, module: nn.Module, group: Group, name: str | None = None) -> None:
+        super().__init__()
+        for known, p in module.named_parameters():
+            if hasattr(p, "cut"):
+                raise ValueError(
+                    f"SequenceParallel on rank {hvd.rank()}: {known!r} of {type(module).__name__} is cut, so its "
+                    "gradient is complete: wrap norms and other modules with whole weights one by one [HVD038]"
+                )
+        self.group, self.name = group, name
+        # Not a child, which would put "module." before its names in checkpoints: the two share what they hold.
+        object.__setattr__(self, "_module", module)
+        for held in ("_parameters", "_buffers", "_non_persistent_buffers_set", "_modules"):
+            object.__setattr__(self, held, getattr(module, held))
+        self.training = module.training
+
+    def train(self, mode: bool = True) -> SequenceParallel:
+        """As in ``torch.nn.Module``."""
+        self._module.train(mode)
+        return super().train(mode)
+
+    def forward(self, *args: Any, **rest: Any) -> Any:
+        """The module's result for this rank's part of the sequence."""
+        # By a call and not by hooks on the parameters: a pipeline puts other versions of the weights in their place.
+        named = self._module.named_parameters()
+        weights = {known: copy_to(p, self.group, self.name and f"{self.name}.{known}") for known, p in named}
+        return functional_call(self._module, weights, args, rest)
+
+    def extra_repr(self) -> str:
+        """As in ``torch.nn.Module``."""
+        return f"{type(self._module).__name__}({self._module.extra_repr()})"
 
 
 def vocab_cross_entropy(
@@ -307,6 +390,10 @@ def parallelize(model: nn.Module, patterns: Mapping[str, str], group: Group) -> 
 
 
 _KINDS: dict[str, Any] = {"column": ColumnLinear, "row": RowLinear}
+
+
+def _summed(x: torch.Tensor, dim: int | None, group: Group, name: str | None) -> torch.Tensor:
+    return reduce_from(x, group, name) if dim is None else to_sequence(x, dim, group, name)
 
 
 def _slice(what: str, n: int, unit: int, group: Group) -> slice:

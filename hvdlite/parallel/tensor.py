@@ -14,8 +14,9 @@ all of them; one that is cut has its part of it. With n ranks:
     switch_axis    alltoall                     alltoall                     the cut moves to another dimension
 
 gather_from is for what all ranks then use alike. Where the whole meets something cut, its gradient is in parts on each
-rank: that is from_sequence. start_switch and finish_switch are switch_axis in two halves: what is computed between them
-hides the exchange, in forward and in backward.
+rank: that is from_sequence. Like copy_to, it adds the parts. A copy_to behind one of them would add the sums again, n
+times the gradient in silence, so copy_to looks back. start_switch and finish_switch are switch_axis in two halves: what
+is computed between them hides the exchange, in forward and in backward.
 
 A group is a ProcessSet, or anything with size() and rank(); one of size 1 never communicates, so that the same code
 builds the whole model in one process. Names are those of collectives: None for unnamed ones, which ranks match by the
@@ -30,7 +31,7 @@ from functools import partial
 from typing import Any, Protocol
 
 import torch
-from torch.autograd.function import once_differentiable
+from torch.autograd.function import BackwardCFunction, once_differentiable
 
 import hvdlite.torch as hvd
 
@@ -54,10 +55,11 @@ def part_of(n: int, group: Group) -> tuple[int, int]:
 
 
 def copy_to(x: torch.Tensor, group: Group, name: str | None = None) -> torch.Tensor:
-    """Return a replicated tensor for layers that are cut. In backward, the gradients of all ranks are added.
+    """Return a replicated tensor for weights that are cut. In backward, the gradients of all ranks are added.
 
     All ranks of the group must call it, and run the same backward. It is the function f of Megatron-LM (Shoeybi et al.,
-    2019).
+    2019). ``ColumnLinear`` calls it itself: call it only before cut weights of your own. A tensor that comes directly
+    from ``from_sequence`` or ``copy_to`` is returned as it is, because those add already.
 
     Args:
         x (torch.Tensor): the same on all ranks.
@@ -70,15 +72,17 @@ def copy_to(x: torch.Tensor, group: Group, name: str | None = None) -> torch.Ten
     Raises:
         HvdMismatchError: in backward, shapes or dtypes differ.
         HvdPeerLostError: in backward, a rank has left or died.
+        ValueError: other operations lie between ``from_sequence`` or ``copy_to`` and this call.
 
     Example:
         >>> from hvdlite import parallel
+        >>> tp, weight = hvd.global_process_set, torch.full((2,), hvd.rank() + 1.0)  # a cut weight
         >>> x = torch.ones(2, requires_grad=True)
-        >>> parallel.copy_to(x, hvd.global_process_set).sum().backward()
+        >>> parallel.reduce_from(parallel.copy_to(x, tp) @ weight, tp).backward()
         >>> x.grad.tolist()
-        [2.0, 2.0]
+        [3.0, 3.0]
     """
-    return _pair(x, _same, _sum, group, name)
+    return x if group.size() == 1 or _added(x, group, name) else _pair(x, _same, _sum, group, name)
 
 
 def reduce_from(x: torch.Tensor, group: Group, name: str | None = None) -> torch.Tensor:
@@ -109,6 +113,9 @@ def reduce_from(x: torch.Tensor, group: Group, name: str | None = None) -> torch
 def split_to(x: torch.Tensor, dim: int, group: Group, name: str | None = None) -> torch.Tensor:
     """Return this rank's part of a replicated tensor. In backward, the parts are gathered.
 
+    Use it where a model begins to work on a cut sequence, for example after the embedding. Weights that work on a cut
+    sequence have parts of their gradients on each rank: put their module into ``SequenceParallel``.
+
     Args:
         x (torch.Tensor): the same on all n ranks.
         dim (int): the dimension that is cut, a multiple of n.
@@ -123,9 +130,14 @@ def split_to(x: torch.Tensor, dim: int, group: Group, name: str | None = None) -
 
     Example:
         >>> from hvdlite import parallel
-        >>> parallel.split_to(torch.arange(4.0), 0, hvd.global_process_set).tolist()
+        >>> x = torch.arange(4.0, requires_grad=True)
+        >>> mine = parallel.split_to(x, 0, hvd.global_process_set)
+        >>> mine.tolist()
         [0.0, 1.0]  # rank 0
         [2.0, 3.0]  # rank 1
+        >>> mine.square().sum().backward()  # the loss is the sum over ranks
+        >>> x.grad.tolist()
+        [0.0, 2.0, 4.0, 6.0]
     """
     _even("split_to", x, dim, group)
     return _pair(x, partial(_part, dim), partial(_all_parts, dim), group, name)
@@ -134,7 +146,8 @@ def split_to(x: torch.Tensor, dim: int, group: Group, name: str | None = None) -
 def gather_from(x: torch.Tensor, dim: int, group: Group, name: str | None = None) -> torch.Tensor:
     """Return all ranks' parts as one replicated tensor. In backward, each rank keeps its part.
 
-    Use it where all ranks use the whole alike. Where cut layers read it, use ``from_sequence``.
+    Use it where all ranks use the whole alike: a loss, a norm, or a ``ColumnLinear`` without ``sequence=``, which adds
+    the gradients of all ranks itself. Where your own cut weights read it directly, use ``from_sequence``.
 
     Args:
         x (torch.Tensor): this rank's part, shape (..., d / n, ...), the same shape on all ranks.
@@ -151,14 +164,23 @@ def gather_from(x: torch.Tensor, dim: int, group: Group, name: str | None = None
 
     Example:
         >>> from hvdlite import parallel
-        >>> parallel.gather_from(torch.tensor([float(hvd.rank())]), 0, hvd.global_process_set).tolist()
+        >>> x = torch.tensor([float(hvd.rank())], requires_grad=True)
+        >>> whole = parallel.gather_from(x, 0, hvd.global_process_set)
+        >>> whole.tolist()
         [0.0, 1.0]
+        >>> (whole * torch.tensor([3.0, 4.0])).sum().backward()  # all ranks have the same loss
+        >>> x.grad.tolist()
+        [3.0]  # rank 0
+        [4.0]  # rank 1
     """
     return _pair(x, partial(_all_parts, dim), partial(_part, dim), group, name)
 
 
 def to_sequence(x: torch.Tensor, dim: int, group: Group, name: str | None = None) -> torch.Tensor:
     """Return this rank's part of the sum of all ranks' tensors. In backward, the parts are gathered.
+
+    It stands after weights of your own that are cut by rows. ``RowLinear`` and ``VocabEmbedding`` call it themselves if
+    they have ``sequence=``. Add a bias afterwards, as ``copy_to(bias, group)``.
 
     Args:
         x (torch.Tensor): shape and dtype are the same on all n ranks.
@@ -184,9 +206,11 @@ def to_sequence(x: torch.Tensor, dim: int, group: Group, name: str | None = None
 
 
 def from_sequence(x: torch.Tensor, dim: int, group: Group, name: str | None = None) -> torch.Tensor:
-    """Return all ranks' parts for layers that are cut.
+    """Return all ranks' parts for weights that are cut. In backward, each rank gets its part of the summed gradients.
 
-    In backward, each rank gets its part of the sum of the gradients.
+    Cut weights of your own must read the result directly. ``ColumnLinear`` calls it itself if it has ``sequence=``. For
+    anything that all ranks compute alike, such as a norm, use ``gather_from``, or let it work on the cut sequence
+    (``SequenceParallel``).
 
     Args:
         x (torch.Tensor): this rank's part, shape (..., d / n, ...), the same shape on all ranks.
@@ -203,10 +227,12 @@ def from_sequence(x: torch.Tensor, dim: int, group: Group, name: str | None = No
 
     Example:
         >>> from hvdlite import parallel
-        >>> x = torch.ones(1, requires_grad=True)
-        >>> parallel.from_sequence(x, 0, hvd.global_process_set).sum().backward()
-        >>> x.grad.tolist()
-        [2.0]
+        >>> tp, weight = hvd.global_process_set, torch.full((1,), hvd.rank() + 1.0)  # a cut weight
+        >>> x = torch.ones(1, requires_grad=True)  # 1 place of a sequence of 2
+        >>> y = parallel.to_sequence(parallel.from_sequence(x, 0, tp) * weight, 0, tp)
+        >>> y.sum().backward()  # of this rank's place; the loss is the sum over ranks
+        >>> y.tolist(), x.grad.tolist()
+        ([3.0], [3.0])
     """
     return _pair(x, partial(_all_parts, dim), partial(_part_of_sum, dim), group, name)
 
@@ -359,6 +385,34 @@ def _pair(x: torch.Tensor, there: Way, back: Way, group: Group, name: str | None
     if group.size() == 1:
         return x
     return _Pair.apply(x, there, back, group, name, None if name is None else name + ".backward")
+
+
+_LOOK_BACK = 16  # operations; a norm, a dropout and a residual have fewer. It takes 1 us for each
+
+
+def _added(x: torch.Tensor, group: Group, name: str | None) -> bool:
+    """Whether x is the very result of a pair that adds gradients. ValueError if only something before x is: operations
+    between two sums would send n times the gradient back. It looks back as far as to functions written in Python, whose
+    insides it cannot see; they end replicated regions anyway, as pairs do."""
+    nodes: list[Any] = [x.grad_fn]
+    for node in nodes:
+        if not isinstance(node, BackwardCFunction):
+            if node is not None and len(nodes) < _LOOK_BACK:
+                nodes += [before for before, _ in node.next_functions]
+            continue
+        back, _, other, *_ = getattr(node, "turned", [None] * 3)
+        added = "copy_to" if back is _sum else "from_sequence" if getattr(back, "func", 0) is _part_of_sum else None
+        if added is None or _set(other).ranks != _set(group).ranks:
+            continue
+        if node is nodes[0]:
+            return True
+        remedy = "leave it out" if added == "copy_to" else "use gather_from in its place"
+        raise ValueError(
+            f"copy_to (as in ColumnLinear){f' {name!r}' if name else ''} on rank {hvd.rank()}: its input "
+            f"{list(x.shape)}, a result of {nodes[0].name()}, comes from {added}, which adds the gradients of "
+            f"{group.size()} ranks too: {remedy}, or give the layer sequence= and a cut input [HVD038]"
+        )
+    return False
 
 
 # The compiler would look into `_Pair` and meet collectives there: it breaks its graph around the calls instead.

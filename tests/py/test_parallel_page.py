@@ -1,8 +1,8 @@
 """docs/guides/parallel.md and pipelines.md: their program runs and draws the pictures, byte for byte.
 
-The blocks are one program for four ranks, in the order of the pages; the one that begins with `# model.py` is the
-module that the first one imports. Only the number of steps is cut. The tables of copies and makespans are compared with
-the schedules.
+Their blocks are one program for four ranks, in the order of the pages. It imports the block of tensor-parallel.md that
+begins with `# model.py`. Only the number of steps is cut. The tables of copies and makespans are compared with the
+schedules.
 """
 
 import re
@@ -14,13 +14,16 @@ from launching import launch
 from hvdlite.parallel import schedule, weights
 
 DOCS = Path(__file__).resolve().parents[2] / "docs/guides"
-PAGE = "".join((DOCS / page).read_text(encoding="utf-8") for page in ("parallel.md", "pipelines.md"))
+BLOCK = re.compile(r"^```python[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def blocks(*pages):
+    return [block for page in pages for block in BLOCK.findall((DOCS / page).read_text(encoding="utf-8"))]
 
 
 def test_the_program_runs_and_draws_the_pictures(tmp_path):
-    blocks = re.findall(r"^```python[^\n]*\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
-    (model,) = [block for block in blocks if block.startswith("# model.py")]
-    program = "\n".join(block for block in blocks if block is not model)
+    (model,) = [block for block in blocks("tensor-parallel.md") if block.startswith("# model.py")]
+    program = "\n".join(blocks("parallel.md", "pipelines.md"))
     assert program.count("range(100)") == 1
     (tmp_path / "model.py").write_text(model)
     (tmp_path / "gpt.py").write_text(
