@@ -1,10 +1,10 @@
 """How do tensors get from one stage to the next? By named sends, after a message that tells their shapes.
 
-What a stage gives the next one is a tensor or a tuple of them. What they look like travels ahead in a message of a
-fixed size: before the first micro-batch of each step, before every micro-batch (shapes="each"), or once. A name says
-the stages, the direction, the tensor and a place in a window of micro-batches; so names come again, as the core likes
-it, and are the same on both sides whatever each does in between. A send waits for its own receive and for nothing
-else: no order of sends and receives can deadlock.
+What a stage gives the next one are tensors in some form (structure.py). What they look like travels ahead in a
+message of a fixed size: before the first micro-batch of each step, before every micro-batch (shapes="each"), or once. A
+name says the stages, the direction, the tensor and a place in a window of micro-batches; so names come again, as the
+core likes it, and are the same on both sides whatever each does in between. A send waits for its own receive and for
+nothing else: no order of sends and receives can deadlock.
 
 What is sent must not change before it has left: the runner gives copies, which no layer knows. A gradient that does
 not exist travels as such, in a message of flags: zeros would let momentum and weight decay move weights.
@@ -14,6 +14,7 @@ A receive that is posted early lets the tensor arrive while this stage still com
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -21,13 +22,16 @@ import torch
 
 import hvdlite.torch as hvd
 
+from .structure import taken_apart
+
 _DTYPES = (
     torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.int32, torch.int16, torch.int8,
     torch.uint8, torch.bool,
 )  # fmt: skip
-_TENSORS, _DIMS = 8, 8  # at most in one output
+_TENSORS, _DIMS, _FORM = 8, 8, 1024  # at most in one output; bytes of its form as JSON
 _ROW = 3 + _DIMS
-_WORDS = 2 + _TENSORS * _ROW
+_ROWS = 2 + _TENSORS * _ROW
+_WORDS = _ROWS + _FORM // 8
 
 
 class Look(NamedTuple):
@@ -38,13 +42,21 @@ class Look(NamedTuple):
     shape: tuple[int, ...]
 
 
+class Output(NamedTuple):
+    """What a stage gives: copies of its tensors, and their form as JSON, padded with blanks."""
+
+    tensors: list[torch.Tensor]
+    form: bytes
+
+
 def looks_of(tensors: Sequence[torch.Tensor]) -> list[Look]:
     return [Look(t.dtype, t.requires_grad, tuple(t.shape)) for t in tensors]
 
 
-def _written(looks: list[Look], count: int) -> torch.Tensor:
+def _written(looks: list[Look], form: bytes, count: int) -> torch.Tensor:
     """As a message; count: how many micro-batches the mini-batch has."""
     message = torch.zeros(_WORDS, dtype=torch.int64)
+    message[_ROWS:] = torch.frombuffer(bytearray(form), dtype=torch.int64)
     message[0], message[1] = len(looks), count
     for i, (dtype, tracked, shape) in enumerate(looks):
         row = torch.tensor([_DTYPES.index(dtype), int(tracked), len(shape), *shape])
@@ -52,9 +64,10 @@ def _written(looks: list[Look], count: int) -> torch.Tensor:
     return message
 
 
-def _read(message: torch.Tensor) -> tuple[list[Look], int]:
-    rows = message[2:].view(_TENSORS, _ROW)[: int(message[0])].tolist()
-    return [Look(_DTYPES[row[0]], bool(row[1]), tuple(row[3 : 3 + row[2]])) for row in rows], int(message[1])
+def _read(message: torch.Tensor) -> tuple[list[Look], Any, int]:
+    rows = message[2:_ROWS].view(_TENSORS, _ROW)[: int(message[0])].tolist()
+    looks = [Look(_DTYPES[row[0]], bool(row[1]), tuple(row[3 : 3 + row[2]])) for row in rows]
+    return looks, json.loads(message[_ROWS:].numpy().tobytes()), int(message[1])
 
 
 class Edge:
@@ -71,8 +84,8 @@ class Edge:
     ) -> None:  # fmt: skip
         self.name, self.peer, self.group, self.window = name, peer, group, window
         self.every, self.timeout, self.device = every, timeout, device
-        self._told: tuple[int, list[Look]] | None = None  # by number of the message
-        self._heard: tuple[int, list[Look], int] | None = None
+        self._told: tuple[int, list[Look], bytes] | None = None  # by number of the message
+        self._heard: tuple[int, list[Look], Any, int] | None = None
         self._sent: dict[str, Any] = {}  # handles, by name
         self._posted: dict[tuple[str, int], list[Any]] = {}
 
@@ -93,32 +106,38 @@ class Edge:
         tensor = torch.empty(shape, dtype=dtype, device=device)
         return hvd.recv_async(tensor, self.peer, name=name, process_set=self.group)
 
-    def copies(self, out: Any) -> tuple[torch.Tensor, ...]:
+    def copies(self, out: Any) -> Output:
         """A forward's output, which its layers do not know: they may change theirs while it is under way. ValueError
-        for what is no tensor."""
-        outputs = out if isinstance(out, tuple) else (out,)
-        for part, t in enumerate(outputs):
-            if not isinstance(t, torch.Tensor):
-                raise ValueError(
-                    f"{self.name}: output {part} is of type {type(t).__name__}: return a tensor or a tuple of "
-                    "tensors from a stage [HVD014]"
-                )
-        return tuple(t.clone(memory_format=torch.contiguous_format) for t in outputs)
+        for what cannot travel."""
+        try:
+            tensors, form = taken_apart(out, to_send=True)
+        except TypeError as error:
+            raise ValueError(
+                f"{self.name}: the output has a value of type {error}: return tensors, plain values, and tuples, "
+                "lists or dictionaries of them from a stage [HVD014]"
+            ) from None
+        written = json.dumps(form).encode().ljust(_FORM)
+        if len(tensors) > _TENSORS or len(written) > _FORM:
+            raise ValueError(
+                f"{self.name}: an output has {len(tensors)} tensors and a form of {len(written)} bytes, but at most "
+                f"{_TENSORS} tensors and {_FORM} bytes are supported [HVD014]"
+            )
+        return Output([t.clone(memory_format=torch.contiguous_format) for t in tensors], written)
 
-    def give(self, outputs: Sequence[torch.Tensor], k: int, count: int) -> None:
+    def give(self, out: Output, k: int, count: int) -> None:
         """A forward's output, to the next stage. ValueError for one that cannot travel or has changed."""
-        looks, number = looks_of(outputs), self._message(k)
+        looks, number = looks_of(out.tensors), self._message(k)
         if self._told is None or self._told[0] != number:
             self._check(looks)
-            self._send(self._name("shapes", number), _written(looks, count))
-            self._told = number, looks
-        elif looks != self._told[1]:
+            self._send(self._name("shapes", number), _written(looks, out.form, count))
+            self._told = number, looks, out.form
+        elif (looks, out.form) != self._told[1:]:
             raise ValueError(
                 f"{self.name}: the output of micro-batch {k} is {_shown(looks)}, but {_shown(self._told[1])} was "
-                'announced: pass shapes="each" to a pipeline whose shapes change from one micro-batch to the next '
-                "[HVD014]"
+                f'announced{_other(out.form, self._told[2])}: pass shapes="each" to a pipeline whose shapes or values '
+                "change from one micro-batch to the next [HVD014]"
             )
-        for part, tensor in enumerate(outputs):
+        for part, tensor in enumerate(out.tensors):
             self._send(self._name(f"f{part}", k), tensor.detach())
 
     def _check(self, looks: list[Look]) -> None:
@@ -128,10 +147,6 @@ class Edge:
                     f"{self.name}: output {part} is {_shown([look])}: stages exchange tensors of at most {_DIMS} "
                     f"dimensions, of {', '.join(str(dtype)[6:] for dtype in _DTYPES)} [HVD014]"
                 )
-        if len(looks) > _TENSORS:
-            raise ValueError(
-                f"{self.name}: an output has {len(looks)} tensors, but at most {_TENSORS} are supported [HVD014]"
-            )
 
     def give_back(self, inputs: Sequence[torch.Tensor], looks: list[Look], k: int) -> None:
         """A backward's result, to the stage before: the gradients of what it gave, and which of them there are."""
@@ -171,14 +186,15 @@ class Edge:
         del self._posted[what, k]
         return tensors
 
-    def take(self, k: int) -> tuple[list[torch.Tensor], list[Look], int]:
-        """The input of micro-batch k, what it looks like on the other side, and the micro-batches of its mini-batch."""
+    def take(self, k: int) -> tuple[list[torch.Tensor], list[Look], Any, int]:
+        """The input of micro-batch k, what it looks like on the other side, its form, and the micro-batches of its
+        mini-batch."""
         number = self._message(k)
         self.expect(k)
         if self._heard is None or self._heard[0] != number:
             self._heard = (number, *_read(self._arrived("shapes", number)[0]))
             self.expect(k)
-        return self._arrived("f", k), self._heard[1], self._heard[2]
+        return (self._arrived("f", k), *self._heard[1:])
 
     def take_back(self, looks: list[Look], k: int) -> list[torch.Tensor | None]:
         """The gradients of what was given for micro-batch k; None: there is none."""
@@ -201,3 +217,7 @@ class Edge:
 
 def _shown(looks: list[Look]) -> str:
     return " and ".join(f"{str(dtype)[6:]} {list(shape)}{' with gradient' * t}" for dtype, t, shape in looks)
+
+
+def _other(form: bytes, told: bytes) -> str:
+    return "" if form == told else f" ({form.decode().strip()} and not {told.decode().strip()})"

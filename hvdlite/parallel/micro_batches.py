@@ -3,22 +3,25 @@
 Training cuts it into parts of equal size, so that the mean of their losses is the loss of all rows. What is only
 evaluated is cut into parts that differ by one row at most, as many as there are rows if those are few.
 
-A mini-batch is a tensor, or a tuple of tensors with as many rows each, which are the arguments of the first layer.
+A mini-batch is a tensor, or a tuple, list or dictionary (structure.py) of tensors with as many rows each. The values of
+a tuple are the arguments of the first layer. Plain values are the same in all parts.
 """
 
 from __future__ import annotations
 
-from typing import Any, Union
+from typing import Any
 
-import torch
-
-Rows = Union[torch.Tensor, tuple[torch.Tensor, ...]]
+from .structure import put_together, taken_apart
 
 
-def _length(batch: Any, what: str) -> int:
-    tensors = batch if isinstance(batch, tuple) else (batch,)
-    if not tensors or not all(isinstance(t, torch.Tensor) and t.dim() for t in tensors):
-        raise ValueError(f"{what} must be a tensor or a tuple of tensors with rows, not {_shown(batch)} [HVD010]")
+def rows_of(batch: Any, what: str = "a part") -> int:
+    """How many rows it has. ValueError for what has none, or tensors of different lengths."""
+    tensors = taken_apart(batch)[0]
+    if not tensors or not all(t.dim() for t in tensors):
+        raise ValueError(
+            f"{what} must be a tensor, or a tuple, list or dictionary of tensors with rows, not {_shown(batch)} "
+            "[HVD010]"
+        )
     lengths = {len(t) for t in tensors}
     if len(lengths) > 1:
         raise ValueError(
@@ -31,15 +34,14 @@ def _shown(batch: Any) -> str:
     return "None" if batch is None else type(batch).__name__
 
 
-def _parts(batch: Rows, count: int) -> list[Rows]:
-    if isinstance(batch, tuple):
-        return list(zip(*(t.tensor_split(count) for t in batch)))
-    return list(batch.tensor_split(count))
+def _parts(batch: Any, count: int) -> list[Any]:
+    tensors, form = taken_apart(batch)
+    return [put_together(part, form) for part in zip(*(t.tensor_split(count) for t in tensors))]
 
 
-def equal(batch: Any, count: int, what: str) -> list[Rows]:
+def equal(batch: Any, count: int, what: str) -> list[Any]:
     """count parts of equal size. ValueError for rows that cannot be cut so, and for what has no rows."""
-    rows = _length(batch, what)
+    rows = rows_of(batch, what)
     if rows % count or not rows:
         near = ", ".join(str(n) for n in range(1, rows + 1) if rows % n == 0) or "none"
         raise ValueError(
@@ -49,14 +51,9 @@ def equal(batch: Any, count: int, what: str) -> list[Rows]:
     return _parts(batch, count)
 
 
-def nearly_equal(batch: Any, count: int, what: str) -> list[Rows]:
+def nearly_equal(batch: Any, count: int, what: str) -> list[Any]:
     """At most count parts, none of them empty. ValueError for what has no rows."""
-    rows = _length(batch, what)
+    rows = rows_of(batch, what)
     if not rows:
         raise ValueError(f"{what} has no rows [HVD010]")
     return _parts(batch, min(rows, count))
-
-
-def copied(parts: list[Rows]) -> list[Rows]:
-    """In memory of their own."""
-    return [tuple(t.clone() for t in part) if isinstance(part, tuple) else part.clone() for part in parts]

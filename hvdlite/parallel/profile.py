@@ -22,6 +22,7 @@ import torch
 from torch import nn
 
 from .stage import Layer, as_arguments, made
+from .structure import put_together, taken_apart
 
 
 class Profile(NamedTuple):
@@ -100,18 +101,21 @@ def _kept(module: nn.Module, values: tuple[Any, ...]) -> int:
 def _run(module: nn.Module, values: tuple[Any, ...]) -> tuple[float, float, tuple[Any, ...]]:
     """One forward and backward: how long each took, and the output."""
     # Copies, since a layer may work in place: on a leaf that is an error, and the next run needs the values again.
-    own = [v.detach().requires_grad_(v.is_floating_point()).clone() if torch.is_tensor(v) else v for v in values]
+    tensors, form = taken_apart(values)
+    tensors = [t.detach().requires_grad_(t.is_floating_point()).clone() for t in tensors]
+    own = put_together(tensors, form)
     _wait(own)
     start = time.perf_counter()
     outputs = as_arguments(module(*own))
     _wait(outputs)
+    tensors, form = taken_apart(outputs)
     middle = time.perf_counter()
-    learns = [v for v in outputs if torch.is_tensor(v) and v.requires_grad]
+    learns = [t for t in tensors if t.requires_grad]
     if learns:
         torch.autograd.backward(learns, [torch.ones_like(v) for v in learns])
     _wait(outputs)
     end = time.perf_counter()
-    return middle - start, end - middle, tuple(v.detach() if torch.is_tensor(v) else v for v in outputs)
+    return middle - start, end - middle, put_together([t.detach() for t in tensors], form)
 
 
 @contextmanager
@@ -134,15 +138,15 @@ def _unchanged(module: nn.Module) -> Iterator[None]:
             setattr(each, name, b.copy_(kept))
 
 
-def _devices(values: Sequence[Any]) -> list[int]:
-    return sorted({v.device.index for v in values if torch.is_tensor(v) and v.is_cuda})
+def _devices(values: Any) -> list[int]:
+    return sorted({t.device.index for t in taken_apart(values)[0] if t.is_cuda})
 
 
-def _wait(values: Sequence[Any]) -> None:
+def _wait(values: Any) -> None:
     """Until the GPU, if the tensors are on one, is done: its work is only queued by a call."""
     for device in _devices(values):
         torch.cuda.synchronize(device)
 
 
-def _bytes(tensors: Sequence[Any]) -> int:
-    return sum(t.numel() * t.element_size() for t in tensors if torch.is_tensor(t))
+def _bytes(values: Any) -> int:
+    return sum(t.numel() * t.element_size() for t in taken_apart(values)[0])

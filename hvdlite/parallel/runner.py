@@ -32,7 +32,8 @@ from . import schedule as schedules
 from .edge import Edge, Look, looks_of
 from .finish import Finish, digests, ties_of
 from .settings import agree, check_parts, chosen, named, number_of
-from .stage import in_flight
+from .stage import as_arguments, in_flight
+from .structure import copied, joined, put_together
 from .weights import Place, Policy
 
 _AHEAD = 2  # actions
@@ -41,9 +42,9 @@ _AHEAD = 2  # actions
 class Flight(NamedTuple):
     """A micro-batch between its forward and its backward, with what its tensors looked like when they came and went."""
 
-    inputs: tuple[Any, ...]
+    inputs: list[torch.Tensor]  # from the stage before
     came: list[Look]
-    outputs: tuple[torch.Tensor, ...]
+    outputs: list[torch.Tensor]
     gave: list[Look]
 
 
@@ -159,8 +160,9 @@ class Pipeline:
         With a continuous schedule, backwards and updates of this mini-batch may run within later steps.
 
         Args:
-            x (torch.Tensor or tuple, optional): rows of inputs.
-            y (torch.Tensor or tuple, optional): rows of targets.
+            x (torch.Tensor, tuple or dict, optional): rows of inputs. The values of a tuple are arguments of the first
+                layer.
+            y (torch.Tensor, tuple or dict, optional): rows of targets.
             everywhere (bool): return the loss on all ranks of the line of stages. Default: False.
 
         Returns:
@@ -244,7 +246,7 @@ class Pipeline:
         outputs = [out for out, _ in self._forward_only(x, None, "predict")]
         if self._after:
             return None
-        return tuple(map(torch.cat, zip(*outputs))) if isinstance(outputs[0], tuple) else torch.cat(outputs)
+        return joined(outputs)
 
     @property
     def schedule(self) -> list[schedules.Action]:
@@ -279,31 +281,32 @@ class Pipeline:
     # one micro-batch
 
     def _forward(self, k: int) -> None:
-        inputs, looks, _ = self._inputs(k, self._before)
+        values, inputs, looks, _ = self._inputs(k, self._before)
         leaves = self.weights.forward(k)
-        out = self._computed(inputs, leaves)
+        out = self._computed(values, leaves)
         y = self._data.pop(k)[1]
         if self._after:
-            outputs = self._after.copies(out)
-            self._after.give(outputs, k, self.micro_batches)
+            given = self._after.copies(out)
+            self._after.give(given, k, self.micro_batches)
+            outputs = given.tensors
             self._warn(outputs, inputs)
         else:
             loss = self._loss(out, y)
             self._losses.setdefault(k // self.micro_batches, []).append(loss.detach().clone())
             loss = loss / self.micro_batches  # here, and nowhere else
-            outputs = (self.scaler.scale(loss) if self.scaler else loss,)
+            outputs = [self.scaler.scale(loss) if self.scaler else loss]
         self._live[k] = Flight(inputs, looks, outputs, looks_of(outputs))
         self.peak_stash = max(self.peak_stash, len(self._live))
 
-    def _inputs(self, k: int, before: Edge | None) -> tuple[tuple[Any, ...], list[Look], int]:
-        """What micro-batch k brings, what it looks like to the stage before, and into how many its mini-batch was
-        cut."""
+    def _inputs(self, k: int, before: Edge | None) -> tuple[tuple[Any, ...], list[torch.Tensor], list[Look], int]:
+        """The arguments that micro-batch k brings, those of its tensors that have come from the stage before, what
+        these look like there, and into how many the mini-batch was cut."""
         if before is None:
-            x = self._data[k][0]
-            return (x if isinstance(x, tuple) else (x,)), [], 0
-        tensors, looks, count = before.take(k)
+            return as_arguments(self._data[k][0]), [], [], 0
+        tensors, looks, form, count = before.take(k)
         grads = torch.is_grad_enabled()
-        return tuple(t.requires_grad_(look.tracked and grads) for t, look in zip(tensors, looks)), looks, count
+        tensors = [t.requires_grad_(look.tracked and grads) for t, look in zip(tensors, looks)]
+        return as_arguments(put_together(tensors, form)), tensors, looks, count
 
     def _computed(self, inputs: tuple[Any, ...], leaves: Any = None) -> Any:
         def run(*x: Any) -> Any:
@@ -313,7 +316,7 @@ class Pipeline:
             return recomputed(run, *inputs, use_reentrant=False)
         return run(*inputs)
 
-    def _warn(self, outputs: tuple[Any, ...], inputs: tuple[Any, ...]) -> None:
+    def _warn(self, outputs: list[torch.Tensor], inputs: list[torch.Tensor]) -> None:
         """Of an output that does not learn, though something before it could. Masks and the like that travel beside
         one that learns are no reason."""
         if self._warned or not any(t.requires_grad for t in (*inputs, *self.module.parameters())):
@@ -388,7 +391,7 @@ class Pipeline:
         xs = cut(x, count, "x, which the first stage reads,") if not self.stage else []
         ys = cut(y, count, "y, which the last stage reads,") if not self._after and needs_y else []
         if not self._flushes:  # what is in flight outlives the step, and the caller may fill its memory anew
-            xs, ys = micro_batches.copied(xs), micro_batches.copied(ys)
+            xs, ys = list(map(copied, xs)), list(map(copied, ys))
         for i in range(max(count if cut is micro_batches.equal else 0, len(xs), len(ys))):
             self._data[first + i] = xs[i] if xs else None, ys[i] if ys else None
         return max(len(xs), len(ys))
@@ -402,20 +405,20 @@ class Pipeline:
         before, after = (edge.apart() if edge else None for edge in (self._before, self._after))
         count, results, k = self._read(x, y, micro_batches.nearly_equal, 0, call == "evaluate"), [], 0
         while True:
-            inputs, _, told = self._inputs(k, before)
+            values, _, _, told = self._inputs(k, before)
             if told and count and told != count:
                 raise ValueError(
                     f"y has rows for {count} micro-batches, but x of the first stage has rows for {told} [HVD010]"
                 )
             count = told or count
-            out = self._computed(inputs)
+            out = self._computed(values)
             y = self._data.pop(k, (None, None))[1]
             if after:
                 after.give(after.copies(out), k, count)
             elif call == "predict":  # copies, as layers may change theirs in their next forward
-                results.append((tuple(t.clone() for t in out) if isinstance(out, tuple) else out.clone(), 0))
+                results.append((copied(out), 0))
             else:
-                results.append((self._loss(out, y), len(y[0] if isinstance(y, tuple) else y)))
+                results.append((self._loss(out, y), micro_batches.rows_of(y)))
             k += 1
             if k >= count:
                 break

@@ -60,7 +60,7 @@ def test_bad_mini_batches_and_calls():
     for given, message in [
         ((x, y), r"8 rows cannot be split into 3 .* split into 1, 2, 4, 8\. Drop the last"),
         ((x[:0], y[:0]), "0 rows cannot"),
-        ((None, y), "x, which the first stage reads, must be a tensor .* not None"),
+        ((None, y), "x, which the first stage reads, must be a tensor, .* not None"),
         ((x[:6], None), "y, which the last stage reads"),
         (((x, x[:3]), y), "different numbers of rows: 3, 8"),
     ]:

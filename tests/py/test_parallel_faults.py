@@ -30,7 +30,7 @@ def seen(folder, fault):
     [
         ("raise", "ArithmeticError", "no such number"),
         ("grown", "ValueError", "pipe.1-2: the output of micro-batch 5 is float32 [2, 12] with gradient, but float32 "),
-        ("word", "ValueError", "pipe.1-2: output 0 is of type str: return a tensor or a tuple of tensors from a stage"),
+        ("word", "ValueError", "pipe.1-2: the output has a value of type set: return tensors, plain values, and"),
     ],
 )
 def test_what_a_stage_raises_is_said_on_all_others(fault, error, text, tmp_path):

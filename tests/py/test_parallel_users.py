@@ -9,10 +9,11 @@ import torch
 import torch.nn.functional as F
 from one_process import sha
 from ranks import as_ranks
-from small_pipelines import Mlp, alone, made, mlps, pipeline, rows, sgd, train
+from small_pipelines import Mlp, adamw, alone, made, mlps, pipeline, rows, sgd, train
 from torch import nn
 
 import hvdlite.torch as hvd
+from hvdlite import parallel
 
 
 class Skip(nn.Module):
@@ -160,3 +161,52 @@ def test_a_drawing_tells_what_a_run_needs(m, update, copies, tmp_path):
     assert pipe.weights.peak == copies[me]
     assert f"stage {me}: stash {pipe.peak_stash}, weights {copies[me]}" in drawing
     assert "</svg>" in (tmp_path / "plan.svg").read_text()
+
+
+class Structured(nn.Module):
+    """(h, side) or h -> (h, side), where side has None, numbers, words, a list, a dictionary and a 0-dim tensor."""
+
+    def __init__(self):
+        super().__init__()
+        self.line = nn.Linear(12, 12)
+
+    def forward(self, x, side=None):
+        if side is None:
+            h, scale = x["rows"], x["scale"]
+            return self.line(h), {"mask": x["mask"], "none": None, "more": [h.mean(), (scale, "word", 0.5, True)]}
+        mean, (scale, word, half, yes) = side["more"]
+        assert (side["none"], word, half, yes, side["mask"].dtype) == (None, "word", 0.5, True, torch.bool)
+        return self.line(x) * scale * half + mean * side["mask"], side
+
+
+def structured_loss(out, y):
+    return F.cross_entropy(out[0] + out[1]["more"][0], y["class"])
+
+
+@as_ranks(2)
+def test_stages_exchange_dictionaries_and_plain_values():
+    batches = [({"rows": x, "mask": x > 0, "scale": 2}, {"class": y, "unused": None}) for x, y in rows()]
+    layers = made(lambda _: Structured())
+    wanted = made(lambda _: Structured())
+    optimizer = adamw([p for layer in wanted for p in layer.parameters()])
+    for x, y in batches:
+        for part in range(4):
+            values = ({"rows": x["rows"].chunk(4)[part], "mask": x["mask"].chunk(4)[part], "scale": 2},)
+            for layer in wanted:
+                values = layer(*values)
+            (structured_loss(values, {"class": y["class"].chunk(4)[part]}) / 4).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    balance = parallel.profile([*layers], batches[0][0]).costs
+    assert len(balance) == 4
+    pipe = pipeline(layers, 4, loss=structured_loss)
+    for x, y in batches:
+        pipe.step(x, y)
+    for mine, whole in zip(pipe.module, wanted[2 * hvd.rank() :]):
+        assert torch.equal(mine.line.weight, whole.line.weight)
+    out = pipe.predict(batches[0][0])
+    if out is not None:
+        assert out[0].shape == (8, 12) and out[1]["more"][0].shape == (4,) and out[1]["none"] is None
+        assert torch.equal(out[1]["mask"], batches[0][0]["mask"])
+    loss = pipe.evaluate(*batches[0])
+    assert (loss is None) == (hvd.rank() == 0)
