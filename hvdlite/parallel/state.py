@@ -40,7 +40,8 @@ def items(stage: torch.nn.Module, optimizer: Any) -> Iterator[Item]:
     for name, p in stage.named_parameters(remove_duplicate=False):
         yield name, p.detach(), getattr(p, "cut", None)
         for key, value in (optimizer.state.get(p, {}) if optimizer is not None else {}).items():
-            yield item(f"optimizer/{name}/{key}", value, p, f"{name!r}: its state {key!r} in {type(optimizer).__name__}")
+            what = f"{name!r}: its state {key!r} in {type(optimizer).__name__}"
+            yield item(f"optimizer/{name}/{key}", value, p, what)
         if p in groups:
             yield GROUP.format(name), groups[p], None
     kept = stage.state_dict()
@@ -67,10 +68,11 @@ def item(name: str, value: Any, p: torch.Tensor, what: str) -> Item:
 def _hyperparameters(stage: torch.nn.Module, optimizer: Any) -> dict[torch.Tensor, dict[str, Any]]:
     """Of each parameter. ValueError for what belongs to none, and would be lost."""
     who, known = type(optimizer).__name__, {id(p) for p in stage.parameters()}
-    more: list[Any] = sorted(optimizer.state_dict().keys() - {"state", "param_groups"})
-    for key, state in optimizer.state.items():
-        if id(key) not in known and state:
-            more.append(f"state of a tensor {list(key.shape)}" if isinstance(key, torch.Tensor) else key)
+    more: list[Any] = [
+        f"state of a tensor {list(key.shape)}" if isinstance(key, torch.Tensor) else key
+        for key, state in optimizer.state.items() if id(key) not in known and state
+    ]  # fmt: skip
+    more = more or sorted(optimizer.state_dict().keys() - {"state", "param_groups"})
     if more:
         raise ValueError(
             f"{who} has {more[0]!r}, which belongs to no parameter of this stage: save it yourself, and pass the plain "

@@ -1,4 +1,4 @@
-"""docs/guides/parallel.md and pipelines.md: their program runs and draws the pictures, byte for byte.
+"""Pages parallel.md, pipelines.md, pipeline-checkpoints.md: their program runs and draws the pictures, byte for byte.
 
 The blocks are one program for four ranks, in the order of the pages; the one that begins with `# model.py` is the
 module that the first one imports. Only the number of steps is cut. The tables of copies and makespans are compared with
@@ -14,7 +14,8 @@ from launching import launch
 from hvdlite.parallel import schedule, weights
 
 DOCS = Path(__file__).resolve().parents[2] / "docs/guides"
-PAGE = "".join((DOCS / page).read_text(encoding="utf-8") for page in ("parallel.md", "pipelines.md"))
+PAGES = ("parallel.md", "pipelines.md", "pipeline-checkpoints.md")
+PAGE = "".join((DOCS / page).read_text(encoding="utf-8") for page in PAGES)
 
 
 def test_the_program_runs_and_draws_the_pictures(tmp_path):
