@@ -215,7 +215,9 @@ class Saved:
                 f"lr_scheduler is a {type(scheduler).__name__} without state_dict(): give it this method and "
                 "load_state_dict(), or step it yourself [HVD018]"
             )
-        state = _without_lists(plain(scheduler.state_dict(), "lr_scheduler"), "", lists)
+        state = plain(scheduler.state_dict(), "lr_scheduler")
+        for holder, key, at in list(_lists_in(state)):
+            lists[at], holder[key] = list(holder[key]), None
         groups = len(self.finish.optimizer.param_groups) if self.finish.optimizer is not None else 0
         for at, values in lists.items():
             if len(values) != groups:
@@ -282,36 +284,32 @@ class Saved:
 
     def _schedule_of(self, saved: Mapping[str, Any]) -> Any:
         """The state of the scheduler as it stood, with lists for the groups of this layout."""
-        state, (own, lists) = saved["pipeline/lr_scheduler"], self._schedule()
-        if state is None or state.keys() != own.keys():
+        state, (own, lists) = plain(saved["pipeline/lr_scheduler"], "lr_scheduler"), self._schedule()
+        if state is None or _kind(state) != _kind(own):
             raise ValueError(
                 f"lr_scheduler is a {type(self.finish.lr_scheduler).__name__} with {sorted(own)}, but the checkpoint's "
-                f"has {sorted(state or ())}: use the same one [HVD018]"
+                f"has {sorted(state or ())}: use the same one, with the same schedulers in it [HVD018]"
             )
         for i, group in enumerate(self.finish.optimizer.param_groups):
             for at, value in of_group(self.module, saved, group, _ENTRY).items():
-                if at in lists:
-                    lists[at][i] = value
-        return _with_lists(plain(state, "lr_scheduler"), "", lists)
+                lists[at][i] = value
+        for holder, key, at in _lists_in(state):
+            holder[key] = lists[at]
+        return state
 
 
-def _without_lists(value: Any, at: str, lists: dict[str, Any]) -> Any:
-    if isinstance(value, list):
-        return [_without_lists(each, f"{at}{i}/", lists) for i, each in enumerate(value)]
-    if type(value) is not dict:
-        return value
-    lists.update((f"{at}{key}", list(each)) for key, each in value.items() if key in _BY_GROUP)
-    return {
-        key: None if key in _BY_GROUP else _without_lists(each, f"{at}{key}/", lists) for key, each in value.items()
-    }
+def _lists_in(value: Any, at: str = "") -> Iterator[tuple[dict[str, Any], str, str]]:
+    """(what holds it, its key there, its place in the whole state) of each list by group."""
+    for key, each in value.items() if type(value) is dict else enumerate(value) if isinstance(value, list) else ():
+        if key in _BY_GROUP:
+            yield value, key, f"{at}{key}"
+        else:
+            yield from _lists_in(each, f"{at}{key}/")
 
 
-def _with_lists(value: Any, at: str, lists: Mapping[str, Any]) -> Any:
-    if isinstance(value, list):
-        return [_with_lists(each, f"{at}{i}/", lists) for i, each in enumerate(value)]
-    if type(value) is not dict:
-        return value
-    return {key: lists.get(f"{at}{key}", _with_lists(each, f"{at}{key}/", lists)) for key, each in value.items()}
+def _kind(state: dict[str, Any]) -> list[Any]:
+    """What tells schedulers apart: their keys, and those of the schedulers within."""
+    return [sorted(state), *map(_kind, state.get("_schedulers", ()))]
 
 
 def _numbers(policy: weights.Policy) -> dict[str, Any]:

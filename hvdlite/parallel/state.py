@@ -300,6 +300,9 @@ def of_group(stage: torch.nn.Module, whole: Mapping[str, Any], group: dict[str, 
 
 
 def _set(group: dict[str, Any], key: str, value: Any) -> None:
-    now = group.get(key)
-    new = plain(value, key)
-    group[key] = new.to(now.device) if isinstance(new, torch.Tensor) and isinstance(now, torch.Tensor) else new
+    """A tensor stays one, on its device: a captured graph reads it."""
+    now, new = group.get(key), plain(value, key)
+    if isinstance(now, torch.Tensor) and isinstance(new, (int, float, torch.Tensor)):
+        now.copy_(torch.as_tensor(new, dtype=now.dtype))
+    else:
+        group[key] = new
