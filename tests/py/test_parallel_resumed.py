@@ -5,6 +5,8 @@ policies, scales, dropout, state that is no tensor. What cannot be saved or load
 """
 
 import io
+import re
+import warnings
 
 import pytest
 import torch
@@ -44,6 +46,25 @@ class Slowing(OPT.SGD):
         for p in (p for group in self.param_groups for p in group["params"]):
             count = self.state[p]["count"] = self.state[p].get("count", 0) + 1
             p.data.sub_(p.grad, alpha=0.1 / count)
+
+
+class Sum(Stash):
+    def __init__(self, module, place):
+        super().__init__(module, place)
+        self.total = dict.fromkeys(self.params, 0)
+
+    def update(self, step):
+        self.total = {name: total + 1 for name, total in self.total.items()}
+        super().update(lambda _: step(1.0 / max(self.total.values())))
+
+
+class Kept(Sum):
+    def state(self):
+        return {**super().state(), "total": self.total}
+
+    def load(self, state):
+        super().load(state)
+        self.total = state["total"]
 
 
 def sgd(params):
@@ -116,6 +137,8 @@ SETTINGS = {
     **{name: {"rate": rate} for name, rate in RATES.items()},
     **{name: {"make": make} for name, make in OPTIMIZERS.items()},
     **{name: {"update": name, "schedule": "continuous", **more} for name, more in UPDATES.items()},
+    "a user's update": {"update": Kept, "schedule": "continuous"},
+    "weights only": {"make": lambda params: sgd(params[::2])},
     "scaler": {"scale": 2},
     "dropout": {"layer": lambda: Mlp(0.5)},
     "extra state": {"layer": Counting},
@@ -129,9 +152,10 @@ def test_a_resumed_run_equals_the_one_that_went_on():
         went_on = steps(made(**settings), rows(7)[:3])
         part = filed(went_on.state_dict())
         whole = filed(hvd.broadcast_object(went_on.whole_state(1), 1))
-        wanted = steps(went_on, rows(7)[3:]).state_dict()
-        for load, saved in (("load_state_dict", part), ("load_whole", whole)):
-            other = made(**settings)
+        wanted = filed(steps(went_on, rows(7)[3:]).state_dict())
+        back = ("load_whole", whole, went_on)  # as after a loss that is not finite
+        for load, saved, other in (("load_state_dict", part, None), ("load_whole", whole, None), back):
+            other = other or made(**settings)
             torch.manual_seed(99)
             getattr(other, load)(saved)
             assert alike(other.state_dict(), part), (name, load)
@@ -155,12 +179,6 @@ def test_the_whole_goes_on_in_another_layout_and_back(rate):
         assert alike(*(without(each, "pipeline/random") for each in (again, whole)))
         steps(pipe, batches)
     assert alike(*(without(each.state_dict(), "pipeline/random") for each in (pipe, wanted)))
-
-
-class Sum(Stash):
-    def __init__(self, module, place):
-        super().__init__(module, place)
-        self.total = 0
 
 
 def with_key(o):
@@ -227,6 +245,7 @@ def test_what_does_not_fit_is_refused_by_name_and_changes_nothing():
     kinds = {
         "plain": {}, "rate": {"rate": rate}, "cosine": {"rate": RATES["CosineAnnealingLR"]}, "scaler": {"scale": 2},
         "groups": {"make": groups}, "pipemare": {"schedule": "continuous", "update": "pipemare"},
+        "counting": {"layer": Counting},
     }  # fmt: skip
     pipes = {kind: steps(made(**settings), rows(2)) for kind, settings in kinds.items()}
     whole = {kind: hvd.broadcast_object(pipe.whole_state()) for kind, pipe in pipes.items()}
@@ -249,3 +268,12 @@ def test_what_does_not_fit_is_refused_by_name_and_changes_nothing():
         with pytest.raises(ValueError, match="rank 0: .*" + message + ".*HVD018"):
             (pipe.load_state_dict if saved is swapped else pipe.load_whole)(saved)
         assert alike(pipe.state_dict(), before)
+    for kind, more, message in (
+        ("pipemare", "pipeline/update/drift/0.", "no mean step of '0.line.weight'.*begins at 0"),
+        ("counting", "1._extra_state", "no '1._extra_state': the module keeps its own"),
+    ):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            pipes[kind].load_whole(without(whole[kind], more))
+        told = [str(each.message) for each in caught]
+        assert len(told) == (hvd.rank() == int(kind == "counting")) and all(re.search(message, each) for each in told)
