@@ -258,8 +258,8 @@ class Saved:
             if bool(saved[f"pipeline/{what}"]) != bool(here) and (what == "scaler" or optimizer is not None):
                 one, other = ("the pipeline", "the checkpoint") if here else ("the checkpoint", "the pipeline")
                 raise ValueError(
-                    f"{one} has a {what}, but {other} has none: make the pipeline with the same settings, or load "
-                    "weights and optimizer only, with parallel.load_whole [HVD018]"
+                    f"{one} has the setting {what!r}, but {other} has not: make the pipeline with the same settings, "
+                    "or load weights and optimizer only, with parallel.load_whole [HVD018]"
                 )
         if self.scaler and saved["pipeline/scaler"]:
             yield partial(self.scaler.load_state_dict, saved["pipeline/scaler"])

@@ -218,7 +218,7 @@ def changes(
     for name, t, cut in items(stage, None):
         if name in extra:
             if name in whole:
-                found.append(partial(extra[name].set_extra_state, whole[name]))
+                found.append(partial(extra[name].set_extra_state, plain(whole[name], name)))
             else:
                 warn(f"the checkpoint has no {name!r}: the module keeps its own [HVD018]")
             continue
@@ -300,9 +300,8 @@ def of_group(stage: torch.nn.Module, whole: Mapping[str, Any], group: dict[str, 
 
 
 def _set(group: dict[str, Any], key: str, value: Any) -> None:
-    """A tensor stays one, on its device: a captured graph reads it."""
+    """A rate that the new run has as a tensor stays one. A new one, since groups may share the one they began with."""
     now, new = group.get(key), plain(value, key)
     if isinstance(now, torch.Tensor) and isinstance(new, (int, float, torch.Tensor)):
-        now.copy_(torch.as_tensor(new, dtype=now.dtype))
-    else:
-        group[key] = new
+        new = torch.as_tensor(new, dtype=now.dtype, device=now.device)
+    group[key] = new

@@ -255,10 +255,10 @@ def test_what_does_not_fit_is_refused_by_name_and_changes_nothing():
     swapped = hvd.allgather_object(pipes["plain"].state_dict())[1 - hvd.rank()]
     for kind, saved, message in (
         ("plain", weights, "has no 'pipeline/batches'"),
-        ("plain", whole["rate"], "the checkpoint has a lr_scheduler, but the pipeline has none"),
-        ("rate", whole["plain"], "the pipeline has a lr_scheduler, but the checkpoint has none"),
+        ("plain", whole["rate"], "the checkpoint has the setting 'lr_scheduler', but the pipeline has not"),
+        ("rate", whole["plain"], "the pipeline has the setting 'lr_scheduler', but the checkpoint has not"),
         ("cosine", whole["rate"], "lr_scheduler is a CosineAnnealingLR with .* but the checkpoint's has"),
-        ("scaler", whole["plain"], "the pipeline has a scaler, but"),
+        ("scaler", whole["plain"], "the pipeline has the setting 'scaler', but"),
         ("pipemare", whole["plain"], r"has \['version'\] of its update, but PipeMare needs \['drift', 'version'\]"),
         ("plain", whole["groups"], "'0.line.weight' and '0.line.bias' are in .* 'weight_decay' is 0.1 for .* 0.0 for"),
         ("plain", swapped, "the part was saved with the place in the mesh {'pp': 1}, but this rank has {'pp': 0}"),
