@@ -29,6 +29,7 @@ import hvdlite.torch as hvd
 from .._warned import warn
 from . import micro_batches
 from . import schedule as schedules
+from .checkpoint import Saved
 from .edge import Edge, Look, looks_of
 from .finish import Finish, digests, ties_of
 from .settings import agree, check_parts, chosen, named, number_of
@@ -48,7 +49,7 @@ class Flight(NamedTuple):
     gave: list[Look]
 
 
-class Pipeline:
+class Pipeline(Saved):
     """One stage of a pipeline over an axis of a mesh. All ranks must make it and call its methods, but for ``explain``.
 
     Schedules: ``"gpipe"`` (Huang et al., 2019) and ``"1f1b"`` (PipeDream-Flush; DAPPLE, Fan et al., 2021) drain between
@@ -106,6 +107,7 @@ class Pipeline:
         axes: tuple[str, str] = ("dp", "pp"), **options: Any
     ) -> None:  # fmt: skip
         data, axis = axes
+        self._mesh, self._axes = mesh, axes
         self.module, self._loss = stage, cast(Callable[[Any, Any], torch.Tensor], loss)
         self.stage, self.stages = mesh.coordinate(axis), mesh.shape[axis]
         self.micro_batches = micro_batches = number_of(micro_batches)

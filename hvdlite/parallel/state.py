@@ -4,66 +4,118 @@ Parameters carry the dimension they are cut along as their attribute `cut`; laye
 of layers as their name. So a checkpoint has the names and shapes of the model in one process, and any (dp, pp, tp)
 loads what any other has saved. It is put together tensor by tensor on one rank, where it must fit in the memory of the
 host; the others hold a tensor at a time.
+
+An optimizer's groups differ between layouts, so each parameter has the hyperparameters of its group, and a group takes
+those that its parameters have in the checkpoint.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
+from typing import Any, Optional
 
 import torch
+from torch.nn.modules.module import _EXTRA_STATE_KEY_SUFFIX
 
 import hvdlite.torch as hvd
 
+from .._warned import warn
 from .stage import in_flight
 from .tensor import part_of
+from .values import alike, exchanged, plain
+
+Item = tuple[str, Any, Optional[int]]  # name, tensor or plain value, where it is cut
+GROUP = "optimizer/{}/param_groups"  # a parameter's hyperparameters
+# What a new run decides anew: a group's members, and by which code a step is computed.
+_OWN = {"params", "param_names", "capturable", "differentiable", "foreach", "fused"}
 
 
-def _tensors(stage: torch.nn.Module, optimizer: Any) -> Iterator[tuple[str, torch.Tensor, int | None]]:
-    """(name, tensor, where it is cut) of all that this stage holds; the optimizer's state by the parameter's name."""
+def items(stage: torch.nn.Module, optimizer: Any) -> Iterator[Item]:
+    """All that this stage holds; the optimizer's state and hyperparameters by the parameter's name."""
     if in_flight.get(stage):
         raise ValueError("a checkpoint needs a pipeline without micro-batches in flight: call drain() first [HVD015]")
+    groups = {} if optimizer is None else _hyperparameters(stage, optimizer)
     for name, p in stage.named_parameters(remove_duplicate=False):
-        cut = getattr(p, "cut", None)
-        yield name, p.detach(), cut
+        yield name, p.detach(), getattr(p, "cut", None)
         for key, value in (optimizer.state.get(p, {}) if optimizer is not None else {}).items():
-            if isinstance(value, torch.Tensor):
-                if cut is not None and value.dim() and value.shape != p.shape:
-                    raise ValueError(
-                        f"{name!r} is split, but its state {key!r} in {type(optimizer).__name__}, "
-                        f"{list(value.shape)}, has another shape: hvdlite cannot assemble the parts [HVD018]"
-                    )
-                yield f"optimizer/{name}/{key}", value.detach(), cut if value.shape == p.shape else None
+            what = f"{name!r}: its state {key!r} in {type(optimizer).__name__}"
+            yield item(f"optimizer/{name}/{key}", value, p, what)
+        if p in groups:
+            yield GROUP.format(name), groups[p], None
     kept = stage.state_dict()
     for name, buffer in stage.named_buffers(remove_duplicate=False):
         if name in kept:
             yield name, buffer, None
+    for name in _with_extra_state(stage):
+        yield name, kept[name] if isinstance(kept[name], torch.Tensor) else plain(kept[name], name), None
+
+
+def item(name: str, value: Any, p: torch.Tensor, what: str) -> Item:
+    """A value that belongs to a parameter: cut like it, if it has its shape."""
+    if not isinstance(value, torch.Tensor):
+        return name, plain(value, what), None
+    cut = getattr(p, "cut", None)
+    if cut is not None and value.dim() and value.shape != p.shape:
+        raise ValueError(
+            f"{what} has the shape {list(value.shape)}, but its parameter is split and has another one: hvdlite cannot "
+            "assemble the parts [HVD018]"
+        )
+    return name, value.detach(), cut if value.shape == p.shape else None
+
+
+def _hyperparameters(stage: torch.nn.Module, optimizer: Any) -> dict[torch.Tensor, dict[str, Any]]:
+    """Of each parameter. ValueError for what belongs to none, and would be lost."""
+    who, known = type(optimizer).__name__, {id(p) for p in stage.parameters()}
+    more: list[Any] = [
+        f"state of a tensor {list(key.shape)}" if isinstance(key, torch.Tensor) else key
+        for key, state in optimizer.state.items() if id(key) not in known and state
+    ]  # fmt: skip
+    more = more or sorted(optimizer.state_dict().keys() - {"state", "param_groups"})
+    if more:
+        raise ValueError(
+            f"{who} has {more[0]!r}, which belongs to no parameter of this stage: save it yourself, and pass the plain "
+            "optimizer of the stage's parameters [HVD018]"
+        )
+    found = {}
+    for i, group in enumerate(optimizer.param_groups):
+        values = {key: plain(group[key], f"param_groups[{i}][{key!r}] of {who}") for key in group if key not in _OWN}
+        found.update(dict.fromkeys(group["params"], values))
+    return found
+
+
+def _with_extra_state(stage: torch.nn.Module) -> dict[str, torch.nn.Module]:
+    """Modules that keep more than tensors, by the name of that in a state_dict."""
+    return {
+        f"{prefix}.{_EXTRA_STATE_KEY_SUFFIX}".lstrip("."): module for prefix, module in stage.named_modules()
+        if type(module).get_extra_state is not torch.nn.Module.get_extra_state
+    }  # fmt: skip
 
 
 def whole_state(
     stage: torch.nn.Module, mesh: hvd.Mesh, optimizer: Any = None, root_rank: int = 0,
     axes: tuple[str, str] = ("pp", "tp")
-) -> dict[str, torch.Tensor] | None:  # fmt: skip
+) -> dict[str, Any] | None:  # fmt: skip
     """Gather the whole model on one rank, as the state of a model in one process. All ranks must call it.
 
     Names and shapes do not depend on the layout, so any layout can load it. It must fit the host memory of the root.
-    Call ``Pipeline.drain`` before it.
+    Call ``Pipeline.drain`` before it. ``Pipeline.whole_state`` has more: all that the next step reads.
 
     Args:
         stage (torch.nn.Module): this rank's part of the model.
         mesh (Mesh): the layout of the ranks.
         optimizer (torch.optim.Optimizer, optional): its state is included, as ``optimizer/<parameter>/exp_avg`` and so
-            on.
+            on, and the hyperparameters of each parameter's group, as ``optimizer/<parameter>/param_groups``.
         root_rank (int): the rank that gets the model. Default: 0.
         axes (tuple of str): the axes of stages and of cut layers. The mesh may lack them. Default: ``("pp", "tp")``.
 
     Returns:
-        dict[str, torch.Tensor] or None: tensors in host memory on the root, None on the other ranks.
+        dict or None: tensors in host memory and plain values on the root, None on the other ranks.
 
     Raises:
         HvdPeerLostError: a rank has left or died.
-        ValueError: micro-batches are in flight, or a state of the optimizer has a shape that cannot be gathered.
+        ValueError: micro-batches are in flight, or a state of the optimizer or of a module cannot be saved.
 
     Example:
         >>> from hvdlite import parallel
@@ -73,20 +125,33 @@ def whole_state(
         ['0.bias', '0.weight', '1.bias', '1.weight']  # rank 0
         []  # rank 1
     """
-    mine = list(_tensors(stage, optimizer))
+    return assembled(lambda: items(stage, optimizer), mesh, root_rank, axes)
+
+
+def assembled(
+    make: Callable[[], Iterable[Item]], mesh: hvd.Mesh, root_rank: int, axes: tuple[str, str]
+) -> dict[str, Any] | None:  # fmt: skip
+    """What make yields on all stages, on the root. A call of all ranks."""
     lengths = {axis: mesh.shape[axis] for axis in axes if axis in mesh.shape}
     places = itertools.product(*map(range, lengths.values()))
     if root_rank not in {mesh.rank_at(**dict(zip(lengths, place))) for place in places}:
         return None  # a replica
     pp, tp = (mesh.group(axis) if axis in mesh.shape else None for axis in axes)
-    here = [(name, t.dtype, t.dim()) for name, t, _ in mine]
-    everyone = {hvd.rank(): here}
-    if pp is not None:
-        everyone = dict(zip(pp.ranks, hvd.allgather_object(here, name="whole", process_set=pp)))
-    whole: dict[str, torch.Tensor] = {}
+    mine: list[Item] = []
+
+    def described() -> list[tuple[str, Any, Any]]:
+        mine.extend(make())
+        return [(name, t.dtype, t.dim()) if isinstance(t, torch.Tensor) else (name, None, t) for name, t, _ in mine]
+
+    everyone = (
+        {hvd.rank(): described()} if pp is None else dict(zip(pp.ranks, exchanged(described, "whole", process_set=pp)))
+    )
+    whole: dict[str, Any] = {}
     for rank, told in everyone.items():
         for i, (name, dtype, dims) in enumerate(told):
-            if rank == hvd.rank():
+            if dtype is None:
+                whole[name] = dims  # a plain value, which has come with the names
+            elif rank == hvd.rank():
                 tensor = _gathered(mine[i][1].cpu(), mine[i][2], tp, name)
                 if rank == root_rank:
                     whole[name] = tensor.clone()
@@ -111,20 +176,21 @@ def _gathered(t: torch.Tensor, cut: int | None, tp: hvd.ProcessSet | None, name:
 
 
 def load_whole(
-    stage: torch.nn.Module, whole: Mapping[str, torch.Tensor], mesh: hvd.Mesh | None = None, optimizer: Any = None,
+    stage: torch.nn.Module, whole: Mapping[str, Any], mesh: hvd.Mesh | None = None, optimizer: Any = None,
     axis: str = "tp"
 ) -> None:  # fmt: skip
     """Load this rank's part of a whole model into its stage. It calls no collective.
 
     Args:
         stage (torch.nn.Module): this rank's part of the model.
-        whole (dict[str, torch.Tensor]): the value of ``whole_state`` on the root, the same on all ranks.
+        whole (dict): the value of ``whole_state`` on the root, the same on all ranks.
         mesh (Mesh, optional): the layout of the ranks. None if nothing is cut.
-        optimizer (torch.optim.Optimizer, optional): its state is loaded too.
+        optimizer (torch.optim.Optimizer, optional): its state and hyperparameters are loaded too.
         axis (str): the axis of cut layers. Default: ``"tp"``.
 
     Raises:
-        ValueError: a name is missing, or a shape does not fit. Nothing is changed then.
+        ValueError: a name is missing, a shape does not fit, or parameters of one group of the optimizer have other
+            hyperparameters in the checkpoint. Nothing is changed then.
 
     Example:
         >>> from hvdlite import parallel
@@ -134,51 +200,108 @@ def load_whole(
         [[1.0]]
     """
     tp = mesh.group(axis) if mesh is not None and axis in mesh.shape else None
-    found = []
-    for name, t, cut in _tensors(stage, None):
+    apply(changes(stage, whole, tp, optimizer))
+
+
+@torch.no_grad()
+def apply(steps: Iterable[Callable[[], Any]]) -> None:
+    for step in steps:
+        step()
+
+
+def changes(
+    stage: torch.nn.Module, whole: Mapping[str, Any], tp: hvd.ProcessSet | None, optimizer: Any
+) -> list[Callable[[], Any]]:  # fmt: skip
+    """What is to be done to load it, once all of it is known to fit. tp: None if nothing is cut, here or there."""
+    found: list[Callable[[], Any]] = []
+    extra = _with_extra_state(stage)
+    for name, t, cut in items(stage, None):
+        if name in extra:
+            if name in whole:
+                found.append(partial(extra[name].set_extra_state, plain(whole[name], name)))
+            else:
+                warn(f"the checkpoint has no {name!r}: the module keeps its own [HVD018]")
+            continue
         if name not in whole:
             has = ", ".join(repr(known) for known in list(whole)[:4])
             raise ValueError(f"the checkpoint has no {name!r}; it has {has}, ... [HVD018]")
-        value = _part(whole[name], cut, tp)
+        value = part(whole[name], cut, tp)
         if value.shape != t.shape:
             raise ValueError(
                 f"{name!r} has shape {list(whole[name].shape)} in the checkpoint, of which this rank takes "
                 f"{list(value.shape)}, but the model has {list(t.shape)} [HVD018]"
             )
-        found.append((t, value))
-    states = {} if optimizer is None else _states(stage, whole, tp, optimizer)
-    with torch.no_grad():
-        for t, value in found:
-            t.copy_(value)
-    for p, state in states.items():
-        optimizer.state[p] = state
+        found.append(partial(t.copy_, value))  # t and value are detached
+    return found if optimizer is None else found + _of_optimizer(stage, whole, tp, optimizer)
 
 
-def _part(value: torch.Tensor, cut: int | None, tp: hvd.ProcessSet | None) -> torch.Tensor:
+def part(value: torch.Tensor, cut: int | None, tp: hvd.ProcessSet | None) -> torch.Tensor:
+    """This rank's."""
     if cut is None or tp is None:
         return value
     first, last = part_of(value.shape[cut], tp)
     return value.narrow(cut, first, last - first)
 
 
-def _states(
-    stage: torch.nn.Module, whole: Mapping[str, torch.Tensor], tp: Any, optimizer: Any
-) -> dict[torch.Tensor, dict[str, Any]]:
-    """The optimizer's state of each parameter that has one in the checkpoint; a stage may have none of them."""
+def _of_optimizer(
+    stage: torch.nn.Module, whole: Mapping[str, Any], tp: hvd.ProcessSet | None, optimizer: Any
+) -> list[Callable[[], Any]]:  # fmt: skip
+    """Its groups, and the state of each parameter that has one in the checkpoint; a stage may have none of them."""
     if not any(name.startswith("optimizer/") for name in whole):
         raise ValueError(
-            "the checkpoint has no optimizer state: it was saved without an optimizer, or with a stateless one, such "
-            "as SGD without momentum, which needs no loading [HVD018]"
+            "the checkpoint has no optimizer state: it was saved without an optimizer, or by an older hvdlite with a "
+            "stateless one, such as SGD without momentum, which needs no loading [HVD018]"
+        )
+    if not any(name.endswith("/param_groups") for name in whole):
+        warn(
+            "the checkpoint has no hyperparameters (an older hvdlite wrote it): the optimizer keeps its own learning "
+            "rate, which a scheduler may have changed before it was saved [HVD018]"
         )
     on_device = {  # those that keep their count of steps beside the parameter, and not in the CPU's memory
         p for group in optimizer.param_groups if group.get("fused") or group.get("capturable") for p in group["params"]
     }
-    states: dict[torch.Tensor, dict[str, Any]] = {}
+    found: list[Callable[[], Any]] = []
     for name, p in stage.named_parameters():
-        start = f"optimizer/{name}/"
-        for full in (full for full in whole if full.startswith(start)):
-            value, cut = whole[full], getattr(p, "cut", None)
-            part = _part(value, cut, tp) if value.shape == whole[name].shape else value
-            state = states.setdefault(p, {})
-            state[full[len(start) :]] = part.to(p.device if part.dim() or p in on_device else "cpu", copy=True)
-    return states
+        start, group, state = f"optimizer/{name}/", GROUP.format(name), {}
+        for full in (full for full in whole if full.startswith(start) and full != group):
+            key, value = full[len(start) :], whole[full]
+            if isinstance(value, torch.Tensor):
+                mine = part(value, getattr(p, "cut", None) if value.dim() else None, tp)
+                state[key] = mine.to("cpu" if key == "step" and p not in on_device else p.device, copy=True)
+            else:
+                state[key] = plain(value, full)
+        if state:
+            found.append(partial(optimizer.state.__setitem__, p, state))
+        elif group in whole:  # it had none when it was saved
+            found.append(partial(optimizer.state.pop, p, None))
+    for each in optimizer.param_groups:
+        found += [partial(_set, each, key, value) for key, value in of_group(stage, whole, each, GROUP).items()]
+    return found
+
+
+def of_group(stage: torch.nn.Module, whole: Mapping[str, Any], group: dict[str, Any], entry: str) -> dict[str, Any]:
+    """What the parameters of a group have in the checkpoint, under the names that entry makes of theirs. Nothing for a
+    group of parameters that are not there: it keeps its own. ValueError where they differ."""
+    names = {id(p): name for name, p in stage.named_parameters()}
+    first, values, nothing = "", dict[str, Any](), object()
+    for name in (names[id(p)] for p in group["params"] if id(p) in names):
+        other = whole.get(entry.format(name))
+        if other is None:
+            continue
+        first, values = (first, values) if first else (name, other)
+        for key in {**values, **other}:
+            if not alike(values.get(key, nothing), other.get(key, nothing)):
+                raise ValueError(
+                    f"{first!r} and {name!r} are in one group of the optimizer, but in the checkpoint {key!r} is "
+                    f"{values.get(key)!r} for the first and {other.get(key)!r} for the second: put them in two groups "
+                    "[HVD018]"
+                )
+    return values
+
+
+def _set(group: dict[str, Any], key: str, value: Any) -> None:
+    """A rate that the new run has as a tensor stays one. A new one, since groups may share the one they began with."""
+    now, new = group.get(key), plain(value, key)
+    if isinstance(now, torch.Tensor) and isinstance(new, (int, float, torch.Tensor)):
+        new = torch.as_tensor(new, dtype=now.dtype, device=now.device)
+    group[key] = new

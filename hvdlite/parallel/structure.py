@@ -1,7 +1,11 @@
 """What may a layer give to the next one? Tensors, and tuples, lists and dictionaries of them, beside plain values.
 
-A value is taken apart into its tensors and a form, which JSON can write: a number in it stands for a tensor. Plain
-values (None, bool, int, float, str) are part of the form.
+A value is taken apart into its tensors and a form, which JSON can write. In a form a number stands for a tensor, by its
+place among them, and everything else is a dictionary with one key:
+
+    (h, {"mask": m, "scale": 2})    {"tuple": [0, {"dict": {"mask": 1, "scale": {"value": 2}}}]}
+
+Plain values (None, bool, int, float, str) are part of the form.
 """
 
 from __future__ import annotations

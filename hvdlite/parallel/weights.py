@@ -5,6 +5,8 @@
     collect(k)   after the backward of k: its gradients are added to the parameters' .grad
     update(step) one more version; `step(factor)` runs the optimizer with learning rates times factor
 
+A policy with numbers of its own also says what of them a checkpoint keeps: state() and load(state).
+
 A version is a dict of leaf tensors that lie in the parameters' own memory, for torch.func.functional_call. An update is
 in place unless a micro-batch in flight, or a later forward, wants the old version; then the parameters move to new
 memory first, and the old memory stays with the old version (copy on write). So there are as many copies as versions
@@ -17,12 +19,13 @@ optimizer's step, which goes to new memory, for a change of what it has saved.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 import torch
 
+from .._warned import warn
 from .schedule import Action, copies
 
 Leaves = dict[str, torch.Tensor]
@@ -68,6 +71,15 @@ class Policy:
     def restart(self, k: int) -> None:
         """The pipeline is empty, and k comes next."""
 
+    def state(self) -> dict[str, Any]:
+        """What the next updates read beside the parameters, while nothing is in flight: plain values that are the same
+        on all stages, and dictionaries of one tensor or value for each parameter's name."""
+        return {"version": self.version}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Goes on from there. A parameter that was elsewhere may be missing in a dictionary."""
+        self.version = state["version"]
+
     @staticmethod
     def copies(place: Place, actions: list[Action]) -> int:
         """How many versions will lie in memory at once when this list runs; for drawings."""
@@ -103,6 +115,10 @@ class Stash(Policy):
     def restart(self, k: int) -> None:
         self._since = k, self.version
         self._drop()
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        super().load(state)
+        self.versions, self._users = {self.version: self._leaves()}, {self.version: 0}
 
     def forward(self, k: int) -> Leaves:
         if not self._of:  # parameters may have been loaded, moved or replaced since
@@ -248,6 +264,17 @@ class PipeMare(Policy):
         super().update(lambda _: step(max(self.place.tau, 1.0) ** (share - 1.0)))
         for name, before in old.items():
             self._drift[name].mul_(self.gamma).add_(self.params[name].data - before, alpha=1 - self.gamma)
+
+    def state(self) -> dict[str, Any]:
+        return {**super().state(), "drift": self._drift}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        super().load(state)
+        new = [name for name in self._drift if name not in state["drift"]]
+        if new:  # of a stage without a delay
+            warn(f"the checkpoint has no mean step of {new[0]!r}, as PipeMare needs it here: it begins at 0 [HVD018]")
+        for name, drift in self._drift.items():
+            drift.copy_(state["drift"].get(name, torch.zeros_like(drift)))
 
 
 POLICIES: dict[str, Callable[..., Policy]] = {

@@ -1,4 +1,4 @@
-"""docs/guides/parallel.md and pipelines.md: their program runs and draws the pictures, byte for byte.
+"""Pages parallel.md, pipelines.md, pipeline-checkpoints.md: their program runs and draws the pictures, byte for byte.
 
 Their blocks are one program for four ranks, in the order of the pages. It imports the block of tensor-parallel.md that
 begins with `# model.py`. Only the number of steps is cut. The tables of copies and makespans are compared with the
@@ -23,7 +23,7 @@ def blocks(*pages):
 
 def test_the_program_runs_and_draws_the_pictures(tmp_path):
     (model,) = [block for block in blocks("tensor-parallel.md") if block.startswith("# model.py")]
-    program = "\n".join(blocks("parallel.md", "pipelines.md"))
+    program = "\n".join(blocks("parallel.md", "pipelines.md", "pipeline-checkpoints.md"))
     assert program.count("range(100)") == 1
     (tmp_path / "model.py").write_text(model)
     (tmp_path / "gpt.py").write_text(

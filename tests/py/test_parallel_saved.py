@@ -13,6 +13,7 @@ from torch import nn
 
 import hvdlite.torch as hvd
 from hvdlite import parallel
+from hvdlite.parallel.values import alike
 
 WORDS, LENGTH, ROWS, PARTS = 24, 8, 8, 4
 
@@ -81,7 +82,7 @@ def test_a_step_is_skipped_with_weights_in_other_memory_formats():
         pipe.step(torch.ones(2, 3, 8, 8), torch.tensor([0, 1]))
         assert scaler.get_scale() == scale
     saved = hvd.broadcast_object(parallel.whole_state(stage, mesh, optimizer))
-    assert {name for name in saved if name.startswith("optimizer/")} == {
+    assert {name for name in saved if name.endswith("/momentum_buffer")} == {
         f"optimizer/1.1.{name}/momentum_buffer" for name in ("weight", "bias")
     }
     parallel.load_whole(stage, saved, mesh, optimizer)
@@ -109,7 +110,7 @@ def test_training_goes_on_in_any_layout():
         stage, mesh, optimizer, steps = training(axes)
         parallel.load_whole(stage, saved, mesh, optimizer)
         whole = hvd.broadcast_object(parallel.whole_state(stage, mesh, optimizer, root_rank=3), 3)
-        assert whole.keys() == saved.keys() and all(torch.equal(whole[name], saved[name]) for name in saved)
+        assert alike(whole, saved)
         assert steps(range(2, 5)) == pytest.approx(wanted, abs=1e-5)
 
 
@@ -136,5 +137,6 @@ def test_a_count_of_steps_lies_where_the_optimizer_keeps_it():
     kept = {f"optimizer/{name}/step": torch.tensor(7.0) for name in ("weight", "bias")}
     for capturable, device in ((False, "cpu"), (True, "meta")):
         optimizer = torch.optim.AdamW(model.parameters(), capturable=capturable)
-        parallel.load_whole(model, {**nn.Linear(2, 3).state_dict(), **kept}, optimizer=optimizer)
+        with pytest.warns(UserWarning, match=r"no hyperparameters .*HVD018"):  # as older checkpoints
+            parallel.load_whole(model, {**nn.Linear(2, 3).state_dict(), **kept}, optimizer=optimizer)
         assert optimizer.state[model.weight]["step"].device.type == device
