@@ -60,6 +60,27 @@ def test_under_torchrun(tmp_path):
     assert code == 0 and out.count("fine") == 2, err
 
 
+RESTARTED = """
+import os, signal, time, torch, torch.distributed as dist
+{imports}
+first, rank = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0", int(os.environ["RANK"])
+time.sleep(0 if first or rank else 0.5)  # rank 1 looks for rank 0 before that has come
+dist.init_process_group("hvdlite")
+dist.all_reduce(mine := torch.ones(2), group=dist.new_group([0, 1]))
+if first and rank == 0:
+    os.kill(os.getpid(), signal.SIGKILL)
+dist.all_reduce(mine)
+print("fine")
+"""
+
+
+def test_a_restart_meets_over_the_store_of_the_attempt_before(tmp_path):
+    (tmp_path / "train.py").write_text(RESTARTED.format(imports="" if ASKS else IMPORT))
+    words = ("--standalone", "--nproc-per-node", "2", "--monitor-interval", "0.1", "--max-restarts", "1")
+    code, out, err = started(sys.executable, "-m", "torch.distributed.run", *words, str(tmp_path / "train.py"))
+    assert code == 0 and out.count("fine") == 2 and "[HVD153]" not in err, err
+
+
 @needs_hosts
 def test_on_two_hosts(tmp_path):
     """Streams join the hosts, also in a group of a rank of each."""

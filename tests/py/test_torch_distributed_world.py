@@ -141,6 +141,7 @@ def meshed():
     for name in ("data", "tensor"):
         dist.all_reduce(mine := torch.full((3,), float(dist.get_rank())), group=mesh[name].get_group())
         found.append(mine)
+        assert dist.get_backend(mesh[name].get_group()) == dist.get_backend(), name
     flat = init_device_mesh("cpu", (size,))
     torch.manual_seed(0)
     rows = distribute_tensor(torch.randn(8, 8), flat, [Shard(0)])
@@ -175,6 +176,14 @@ def functional():
     found += [calls.all_to_all_single(mine, None, None, group), calls.broadcast(mine, 0, group)]
     found += calls.all_reduce_coalesced([mine, mine * 2], "sum", group)
     found += calls.all_gather_into_tensor_coalesced([mine, mine * 2], group)
+    if hasattr(torch.library, "get_kernel") and hasattr(torch.ops._c10d_functional, "batch_p2p_ops"):
+        import hvdlite.torch.distributed.group  # noqa: F401  our kernels of these leave Gloo's groups to torch's
+
+        rank, size, name = dist.get_rank(), dist.get_world_size(), group.group_name
+        ops, out, near = torch.ops._c10d_functional, torch.empty(8 * size), [(rank + 1) % size, (rank - 1) % size]
+        found += [ops.wait_tensor(ops.all_gather_into_tensor_out(mine, size, name, out=out)), out]
+        moved = ops.batch_p2p_ops(["isend", "irecv"], near, [0, 0], [mine, torch.empty(8)], name)
+        found += [ops.wait_tensor(each) for each in moved]
     return torch.cat([each + 0 for each in found])
 
 

@@ -17,7 +17,7 @@ from torch._C._distributed_c10d import Store, Work
 
 from ... import _core, _life, ops
 from ..off_graph import keep_off_graph
-from . import futures, work
+from . import functional, futures, work
 from .meeting import JOB
 from .moves import Moves
 from .pairs import Pairs
@@ -141,6 +141,8 @@ def create(options: Any, _: Any = None) -> HvdProcessGroup:
     ranks = ranks or list(range(size))
     return HvdProcessGroup(options.store, options.group_rank, ranks, options.timeout, str(options.group_id), whole)
 
+
+functional.serve(HvdProcessGroup)
 
 # torch.compile would follow a frame of ours and stumble over members that torch has not registered for a group.
 for _kind in (HvdProcessGroup, Submission, Reductions, Moves, Pairs, work.HvdWork, futures.Line):

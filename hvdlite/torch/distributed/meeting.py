@@ -5,6 +5,10 @@ others meet over the store that init_process_group has: no port, no process and 
 secret and sends it through that store, so whoever can write there is believed, as torch believes it. A rank that is
 lost later is not seen there but by the core.
 
+torchrun may keep one store for all attempts of --max-restarts, and a file:// store outlives its job. So nothing is read
+that another job has written: the keys of a meeting lie under a number that rank 0 draws, those of groups under the
+number of the job.
+
 The job ends with the default group, unless the script has begun it itself.
 """
 
@@ -14,7 +18,7 @@ import json
 import secrets
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -61,11 +65,48 @@ class Exchange:
             )
         return parts
 
+    def part(self) -> None:
+        """Parts from all that the store holds: all later keys lie under a number that the first rank draws now. It
+        welcomes each hello, also one of an earlier attempt, until all ranks have said that number back; the others know
+        an answer to themselves by the number in it that they have drawn."""
+        mine, me, first = secrets.token_hex(16), self._rank, self._ranks[0]
+        drawn, welcomed, late = mine, dict[int, str](), [each for each in self._ranks if each != first]
+
+        def without() -> int | None:
+            for each in tuple(late):
+                hello = self._look(f"hello/{each}")
+                if hello and hello != welcomed.get(each):
+                    self._store.set(f"welcome/{each}", f"{hello} {mine}")
+                    welcomed[each] = hello
+                if self._look(f"ack/{each}") == mine:
+                    late.remove(each)
+            return late[0] if late else None
+
+        def unwelcome() -> int | None:
+            nonlocal drawn
+            hello, _, drawn = self._look(f"welcome/{me}").partition(" ")
+            return None if hello == mine else first
+
+        if me != first:
+            self._store.set(f"hello/{me}", mine)
+        self._wait(without if me == first else unwelcome)
+        if me != first:
+            self._store.set(f"ack/{me}", drawn)
+        self._store = PrefixStore(drawn, self._store)
+
+    def _look(self, key: str) -> str:
+        return bytes(self._store.get(key)).decode("utf-8", "replace") if self._store.check([key]) else ""
+
     def _get(self, key: str, rank: int) -> str:
-        """Asks again and again: who blocked in C++ would hear neither of a rank that is lost nor of Ctrl-C."""
+        self._wait(lambda: None if self._store.check([key]) else rank)
+        return self._look(key)
+
+    def _wait(self, missing: Callable[[], int | None]) -> None:
+        """Asks again and again who is missing: who blocked in C++ would hear neither of a rank that is lost nor of
+        Ctrl-C."""
         limit, pause = getattr(self._store, "timeout", timedelta(minutes=30)).total_seconds(), 1e-4
         until = time.monotonic() + limit
-        while not self._store.check([key]):
+        while (rank := missing()) is not None:
             if _life.is_initialized():
                 _core.raise_failure()
             if time.monotonic() > until:
@@ -76,7 +117,6 @@ class Exchange:
                 )
             time.sleep(pause)
             pause = min(2 * pause, 0.01)
-        return bytes(self._store.get(key)).decode("utf-8", "replace")
 
 
 class StoreMeeting:
@@ -85,10 +125,13 @@ class StoreMeeting:
     failed = False
     servers: Sequence[str] = ()
 
-    def __init__(self, store: Store, rank: int, size: int, life: int) -> None:
+    epoch = 0  # each life has a number of its own
+
+    def __init__(self, store: Store, rank: int, size: int) -> None:
         self.allgather = Exchange(store, rank, range(size))
+        self.allgather.part()
         drawn = self.allgather(secrets.token_bytes(40))[0]  # rank 0's
-        self.secret, self.job, self.epoch = drawn[:32], int.from_bytes(drawn[32:], "little"), life
+        self.secret, self.job = drawn[:32], int.from_bytes(drawn[32:], "little")
 
     def abort(self, culprit: int, code: int, text: str) -> None:
         """Nothing: the core tells the other ranks."""
@@ -131,25 +174,25 @@ class Job:
 
     def __init__(self) -> None:
         self._begun = False  # here, and not by the script
-        self._lives = 0
+        self._worlds = 0  # default groups of this job
         self._sets: dict[Sequence[int], process_set.ProcessSet] = {}
         self._groups: dict[Sequence[int], int] = {}  # how many have been given each set
 
     def enter(self, store: Store, rank: int, size: int) -> None:
         """Becomes a rank, or finds that this process is one. Raises ValueError where it is another one."""
         self.leave()  # an earlier default group: not every torch tells it that it is destroyed
-        self._lives += 1
         if not _life.is_initialized():
             environ = config.environ()
             if [environ.get("HVDLITE_RANK"), environ.get("HVDLITE_SIZE")] == [str(rank), str(size)]:
                 _life.init()
             else:
-                own = PrefixStore(f"hvdlite/{self._lives}", store)  # one store may serve several lives
+                own = PrefixStore("hvdlite", store)
                 place = Place(rank, size, None, None, None, None, BY_HAND)
                 address = environ.get("MASTER_ADDR"), environ.get("MASTER_PORT", "")
                 rendezvous = (address[0], int(address[1])) if address[0] and address[1].isdecimal() else None
-                _life.init(Met(place, StoreMeeting(own, rank, size, self._lives) if size > 1 else None, rendezvous))
+                _life.init(Met(place, StoreMeeting(own, rank, size) if size > 1 else None, rendezvous))
             self._begun = True
+        self._worlds += 1
         if (_core.rank(), _core.size()) != (rank, size):
             raise ValueError(
                 f"init_process_group received rank {rank} of {size}, but hvdlite is rank {_core.rank()} of "
@@ -159,7 +202,9 @@ class Job:
     def set_of(self, ranks: Sequence[int], store: Store) -> tuple[Any, bool]:
         """The process set of these ranks, and whether no group before has it. All members call it, and hear of each
         other whether they make the same group: HvdMismatchError."""
-        exchange = Exchange(PrefixStore(f"hvdlite/{self._lives}/set", store), _core.rank(), sorted(ranks))
+        number = _core.keep("")  # which touches no file
+        prefix = f"hvdlite/{number['job']}/{number['epoch']}/{self._worlds}"
+        exchange = Exchange(PrefixStore(prefix, store), _core.rank(), sorted(ranks))
         word = json.dumps(list(ranks)).encode()
         for said in exchange(word):
             if said != word:
@@ -184,6 +229,7 @@ class Job:
 
     def forget(self) -> None:
         """The job has ended: neither its sets nor its plane memory are those of the next one."""
+        self._worlds = 0
         self._sets.clear()
         self._groups.clear()
         POOL.clear()
