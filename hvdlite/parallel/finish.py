@@ -89,7 +89,7 @@ class Finish:
         for tie in self.ties:
             weight, name = self.module.get_parameter(tie.own), f"{self.name}.tied.{tie.name}"
             learns = torch.tensor([float(weight.requires_grad), float(weight.grad is not None)])
-            learning, used = self._added(learns, f"{name}.used", tie.group).tolist()
+            learning, used = self.added(learns, f"{name}.used", tie.group).tolist()
             if learning not in (0, tie.group.size()):
                 frozen = "is not" if weight.requires_grad else "is"
                 raise ValueError(
@@ -98,7 +98,7 @@ class Finish:
                 )
             if used:
                 weight.grad = torch.zeros_like(weight) if weight.grad is None else weight.grad
-                self._added(weight.grad, name, tie.group)
+                self.added(weight.grad, name, tie.group)
         if self.data is None:
             return
         params = [p for p in self.module.parameters() if p.requires_grad]
@@ -111,7 +111,7 @@ class Finish:
         for p, grad, anywhere in zip(params, grads, hvd.synchronize(used_anywhere, timeout=self.timeout).tolist()):
             p.grad = grad if anywhere else None
 
-    def _added(self, t: torch.Tensor, name: str, group: hvd.ProcessSet, op: Any = hvd.Sum) -> torch.Tensor:
+    def added(self, t: torch.Tensor, name: str, group: hvd.ProcessSet, op: Any = hvd.Sum) -> torch.Tensor:
         """In place, over a group."""
         return hvd.synchronize(hvd.allreduce_async_(t, op=op, name=name, process_set=group), timeout=self.timeout)
 
@@ -148,7 +148,7 @@ class Finish:
             grads = [optimizer.param_groups[0]["params"][0].grad]
         infinite = torch.tensor([float(not all(bool(torch.isfinite(grad).all()) for grad in grads))])
         for i, group in enumerate(self.model):
-            self._added(infinite, f"{self.name}.infinite.{i}", group, hvd.Max)
+            self.added(infinite, f"{self.name}.infinite.{i}", group, hvd.Max)
         if infinite.item():
             grads[0].fill_(float("inf"))
         self.scaler.scale(torch.zeros(1, device=grads[0].device))  # a stage that has no loss has never called it
@@ -164,7 +164,7 @@ class Finish:
             if p.grad is not None and id(p) not in again and (first or getattr(p, "cut", None) is not None):
                 square += p.grad.double().pow(2).sum().cpu()
         for i, group in enumerate(self.model):
-            self._added(square, f"{self.name}.norm.{i}", group)
+            self.added(square, f"{self.name}.norm.{i}", group)
         self.norm = float(square.sqrt())
         if self.norm > self.clip:
             for p in self.module.parameters():

@@ -1,13 +1,9 @@
 """How does a stage run its list of actions? `Pipeline` executes any list of ("F", k), ("B", k) and ("U", n).
 
-    F  take the input of micro-batch k from the stage before (or from x), forward, send the output on (or make the loss)
-    B  take its gradient from the stage behind, backward, send the input's gradient back
-    U  update the weights with the gradients since the last update
-
-The list comes from a pure function (schedule.py), so all stages' lists are checked together before anything runs, and
-the runner looks ahead: what the next actions will receive is posted now and arrives while this one computes. Which
-weights an action sees is the update policy's (weights.py), how tensors travel the edges' (edge.py), what an update does
-besides stands in finish.py.
+F and B are a micro-batch's forward and backward through the layers (chunk.py), U an update with the gradients since the
+last one. The list comes from a pure function (schedule.py), so all stages' lists are checked together before anything
+runs, and the runner looks ahead: what the next actions will receive is posted now and arrives while this one computes.
+Which weights an action sees is the update policy's (weights.py), what an update does besides stands in finish.py.
 
 Micro-batches are numbered through the whole run, and backwards come in the order of the numbers: so gpipe, 1f1b and one
 process that accumulates add gradients in one order, and agree bit by bit.
@@ -18,11 +14,9 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import torch
-from torch.func import functional_call
-from torch.utils.checkpoint import checkpoint as recomputed
 
 import hvdlite.torch as hvd
 
@@ -30,30 +24,23 @@ from .._warned import warn
 from . import micro_batches
 from . import schedule as schedules
 from .checkpoint import Saved
-from .edge import Edge, Look, looks_of
+from .chunk import Chunk
+from .edge import Edge
 from .finish import Finish, digests, ties_of
 from .settings import agree, check_parts, chosen, named, number_of
-from .stage import as_arguments, in_flight
-from .structure import copied, joined, put_together
+from .stage import chunks_of, in_flight
+from .structure import copied, joined
 from .weights import Place, Policy
 
 _AHEAD = 2  # actions
-
-
-class Flight(NamedTuple):
-    """A micro-batch between its forward and its backward, with what its tensors looked like when they came and went."""
-
-    inputs: list[torch.Tensor]  # from the stage before
-    came: list[Look]
-    outputs: list[torch.Tensor]
-    gave: list[Look]
 
 
 class Pipeline(Saved):
     """One stage of a pipeline over an axis of a mesh. All ranks must make it and call its methods, but for ``explain``.
 
     Schedules: ``"gpipe"`` (Huang et al., 2019) and ``"1f1b"`` (PipeDream-Flush; DAPPLE, Fan et al., 2021) drain between
-    updates. ``"continuous"`` (PipeDream, Narayanan et al., 2019) does not, and needs another ``update`` than
+    updates. So does ``"interleaved"`` (Narayanan et al., 2021), whose stages have several chunks of layers: it is idle
+    for less time. ``"continuous"`` (PipeDream, Narayanan et al., 2019) does not, and needs another ``update`` than
     ``"flush"``.
 
     ``peak_stash`` and ``weights.peak`` count the most activations and copies of weights that were kept here.
@@ -66,8 +53,8 @@ class Pipeline(Saved):
         mesh (Mesh): the layout of the ranks.
         loss (callable): a function of output and y that returns a scalar. It is called on the last stage only.
         micro_batches (int): the number of parts into which ``step`` cuts a mini-batch.
-        schedule (str or callable): ``"1f1b"`` (default), ``"gpipe"``, ``"continuous"``, or a function (stage, stages,
-            micro_batches, batches) that returns a list of actions.
+        schedule (str or callable): ``"1f1b"`` (default), ``"gpipe"``, ``"interleaved"``, ``"continuous"``, or a
+            function (stage, stages, micro_batches, batches) that returns a list of actions.
         update (str or class): ``"flush"`` (default). With ``"continuous"``: ``"stash"``, ``"vertical"``, ``"2bw"``,
             ``"pipemare"`` or a class of your own.
         checkpoint (bool): compute activations within the stage again before backward, and do not keep them. Default:
@@ -78,6 +65,9 @@ class Pipeline(Saved):
         lr_scheduler (optional): stepped after each update.
         scaler (torch.amp.GradScaler, optional): scales the loss.
         clip (float, optional): the largest norm of the gradient of the whole model.
+        count (callable, optional): a function of y that returns how many of its values count, such as ``lambda y: (y !=
+            -100).sum()``. ``loss`` then returns a sum, which is divided by this number for the whole mini-batch of all
+            copies. None: ``loss`` returns a mean, and all micro-batches count alike.
         timeout (float, optional): seconds to wait for another stage. None: no limit.
         name (str, optional): of its messages. None: a new one.
         axes (tuple of str): the axes of data and of stages. Default: ``("dp", "pp")``.
@@ -103,56 +93,75 @@ class Pipeline(Saved):
         loss: Callable[[Any, Any], torch.Tensor] | None, micro_batches: int, schedule: str | schedules.Plan = "1f1b",
         update: str | Callable[..., Policy] = "flush", *, checkpoint: bool = False, shapes: str = "step",
         tied: Iterable[tuple[str, Mapping[int, str]]] = (), lr_scheduler: Any = None, scaler: Any = None,
-        clip: float | None = None, timeout: float | None = None, name: str | None = None,
-        axes: tuple[str, str] = ("dp", "pp"), **options: Any
+        clip: float | None = None, count: Callable[[Any], Any] | None = None, timeout: float | None = None,
+        name: str | None = None, axes: tuple[str, str] = ("dp", "pp"), **options: Any
     ) -> None:  # fmt: skip
         data, axis = axes
         self._mesh, self._axes = mesh, axes
         self.module, self._loss = stage, cast(Callable[[Any, Any], torch.Tensor], loss)
         self.stage, self.stages = mesh.coordinate(axis), mesh.shape[axis]
         self.micro_batches = micro_batches = number_of(micro_batches)
-        self.checkpoint, self.scaler = checkpoint, scaler
+        self.scaler, self._count = scaler, count
         self._line = mesh.group(axis)
-        self._plan, policy = chosen(schedule, update, shapes, checkpoint)
-        check_parts(stage, optimizer, loss, self.stage == self.stages - 1, lr_scheduler, clip, checkpoint)
+        modules = chunks_of(stage)
+        self.chunks = len(modules)
+        self._plan, policy = chosen(schedule, update, shapes, checkpoint, self.chunks, micro_batches, self.stages)
+        self._first, self._last = self.stage == 0, self.stage == self.stages - 1
+        check_parts(stage, optimizer, loss, self._last, lr_scheduler, clip, checkpoint)
         self._flushes = policy.flushes
         tied = list(tied)
         ties = ties_of(stage, mesh, axis, tied)
         together = bool(tied or scaler or clip)  # all stages make an update at one time
-        scale = scaler and scaler.state_dict()
-        said = (micro_batches, named(schedule), named(update), shapes, checkpoint, clip, scale)
-        self.name = name = agree(said, name, digests(stage, ties), mesh.rank_at(**{axis: 0}))
-        schedules.check(self._lists(), micro_batches=micro_batches, together=together)
+        said = (micro_batches, named(schedule), named(update), shapes, checkpoint, clip, bool(count), self.chunks)
+        self.name = name = agree(
+            (*said, scaler and scaler.state_dict()), name, digests(stage, ties), mesh.rank_at(**{axis: 0})
+        )
+        schedules.check(self._lists(), micro_batches=micro_batches, together=together, chunks=self.chunks)
         self._timeout, self._ahead = timeout, together and not self._flushes and micro_batches < self.stages
         steady = [] if self._flushes else self._plan(self.stage, self.stages, micro_batches, 2 * self.stages)
         place = Place(self.stage, self.stages, micro_batches, float(schedules.delay(steady)))
         self.weights = policy(stage, place, **options)
         every = {"step": micro_batches, "each": 1, "once": None}[shapes]
-        device = next((p.device for p in stage.parameters()), torch.device("cpu"))
-        pairs = mesh.pairs(axis)
-        window = max(self.stages + 2, micro_batches)  # neighbours may take a mini-batch's parts in another order
-
-        def edge(first: int, peer: int) -> Edge:
-            rank = mesh.rank_at(**{axis: peer})
-            return Edge(f"{name}.{first}-{first + 1}", rank, pairs[first], window, every, timeout, device)
-
-        self._before = edge(self.stage - 1, self.stage - 1) if self.stage else None
-        self._after = edge(self.stage, self.stage + 1) if self.stage < self.stages - 1 else None
+        self._chunks = self._connected(modules, mesh, axis, every, timeout, checkpoint)
         averaged = mesh.group(data) if mesh.shape.get(data, 1) > 1 else None
         model = [self._line, *(mesh.group(each) for each in mesh.shape if each not in axes)]
         self.finish = Finish(
             stage, optimizer, self.stage, averaged, model, ties, name, lr_scheduler, scaler, clip, timeout
         )
         self._batches, self._since = 0, 0  # mini-batches; how many when the pipeline was last empty
-        self._live: dict[int, Flight] = {}
-        in_flight[stage] = self._live
-        self._data: dict[int, tuple[Any, Any]] = {}
-        self._losses: dict[int, list[torch.Tensor]] = {}
-        self._warned = self._broken = False
+        in_flight[stage] = [chunk.live for chunk in self._chunks]
+        self._x: dict[int, Any] = {}
+        self._y: dict[int, Any] = {}
+        self._losses: dict[int, list[torch.Tensor]] = {}  # by mini-batch
+        self._shares: dict[int, Any] = {}  # what they are divided by
+        self._broken = False
         self._left = [0]  # updates to come
         weakref.finalize(self, _left_behind, self._left, f"stage {self.stage} of {name!r}")
         self.peak_stash = 0
         self.actions: list[schedules.Action] | None = None  # a list here gets all that is executed
+
+    def _connected(
+        self, modules: list[torch.nn.Module], mesh: hvd.Mesh, axis: str, every: int | None, timeout: float | None,
+        checkpoint: bool
+    ) -> list[Chunk]:  # fmt: skip
+        """The chunks of this stage, with edges to their neighbours in the model."""
+        device = next((p.device for p in self.module.parameters()), torch.device("cpu"))
+        window = max(self.stages + 2, self.micro_batches)  # neighbours may take a mini-batch's parts in another order
+        pairs = mesh.pairs(axis)
+
+        def edge(first: int, peer: int) -> Edge | None:
+            """Between the chunks first and first + 1 of the model, with the neighbour on a stage."""
+            if not 0 <= first < self.stages * self.chunks - 1:
+                return None
+            rank, at = mesh.rank_at(**{axis: peer % self.stages}), first % self.stages
+            group = pairs[at] if at < self.stages - 1 else self._line
+            return Edge(f"{self.name}.{first}-{first + 1}", rank, group, window, every, timeout, device)
+
+        at = range(self.stage, self.stages * self.chunks, self.stages)
+        return [
+            Chunk(module, edge(i - 1, self.stage - 1), edge(i, self.stage + 1), checkpoint)
+            for i, module in zip(at, modules)
+        ]
 
     # what users call
 
@@ -185,6 +194,8 @@ class Pipeline(Saved):
             )
         first = self._batches * self.micro_batches
         self._read(x, y, micro_batches.equal, first)
+        if self._last:
+            self._shares[self._batches] = self._share(first)
         self._batches += 1
         if self._flushes:
             self._since = self._batches - 1
@@ -195,7 +206,10 @@ class Pipeline(Saved):
         self._execute(plan)
         if self._flushes:
             self._settle()  # or a rank whose script ends here would take with it what it still sends
-        mean = None if self._after else torch.stack(self._losses.pop(self._batches - 1)).sum() / self.micro_batches
+        mean = None
+        if self._last:
+            n = self._batches - 1
+            mean = torch.stack(self._losses.pop(n)).sum() / self._shares.pop(n)
         return self._everywhere(mean) if everywhere else mean
 
     def drain(self) -> None:
@@ -228,9 +242,9 @@ class Pipeline(Saved):
         """
         outputs = self._forward_only(x, y, "evaluate")
         mean = None
-        if not self._after:
-            rows = sum(n for _, n in outputs)
-            mean = torch.stack([loss * (n / rows) for loss, n in outputs]).sum()
+        if self._last:
+            total = sum(n for _, n in outputs)
+            mean = torch.stack([loss / total if self._count else loss * (n / total) for loss, n in outputs]).sum()
         return self._everywhere(mean) if everywhere else mean
 
     def predict(self, x: Any = None) -> Any:
@@ -246,9 +260,7 @@ class Pipeline(Saved):
             ValueError: micro-batches are in flight; call ``drain`` first.
         """
         outputs = [out for out, _ in self._forward_only(x, None, "predict")]
-        if self._after:
-            return None
-        return joined(outputs)
+        return joined(outputs) if self._last else None
 
     @property
     def schedule(self) -> list[schedules.Action]:
@@ -273,72 +285,42 @@ class Pipeline(Saved):
 
         lists, place = self._lists(), self.weights.place
         copies = [self.weights.copies(place._replace(stage=stage), actions) for stage, actions in enumerate(lists)]
-        timeline = schedules.check(lists, forward, backward)
+        timeline = schedules.check(lists, forward, backward, chunks=self.chunks)
         notes = [f"stash {stash}, weights {copy}" for stash, copy in zip(timeline.stash, copies)]
         if save is not None:
             title = f"{self.stages} stages, {self.micro_batches} micro-batches"
-            Path(save).write_text(drawing.svg(lists, timeline, title, notes), encoding="utf-8")
-        return drawing.text(lists, timeline, notes)
+            Path(save).write_text(drawing.svg(lists, timeline, title, notes, self.chunks), encoding="utf-8")
+        return drawing.text(lists, timeline, notes, self.chunks)
 
-    # one micro-batch
+    # one action
 
-    def _forward(self, k: int) -> None:
-        values, inputs, looks, _ = self._inputs(k, self._before)
-        leaves = self.weights.forward(k)
-        out = self._computed(values, leaves)
-        y = self._data.pop(k)[1]
-        if self._after:
-            given = self._after.copies(out)
-            self._after.give(given, k, self.micro_batches)
-            outputs = given.tensors
-            self._warn(outputs, inputs)
-        else:
-            loss = self._loss(out, y)
-            self._losses.setdefault(k // self.micro_batches, []).append(loss.detach().clone())
-            loss = loss / self.micro_batches  # here, and nowhere else
-            outputs = [self.scaler.scale(loss) if self.scaler else loss]
-        self._live[k] = Flight(inputs, looks, outputs, looks_of(outputs))
-        self.peak_stash = max(self.peak_stash, len(self._live))
+    def _forward(self, k: int, chunk: Chunk) -> None:
+        x = self._x.pop(k, None) if chunk.before is None else None
 
-    def _inputs(self, k: int, before: Edge | None) -> tuple[tuple[Any, ...], list[torch.Tensor], list[Look], int]:
-        """The arguments that micro-batch k brings, those of its tensors that have come from the stage before, what
-        these look like there, and into how many the mini-batch was cut."""
-        if before is None:
-            return as_arguments(self._data[k][0]), [], [], 0
-        tensors, looks, form, count = before.take(k)
-        grads = torch.is_grad_enabled()
-        tensors = [t.requires_grad_(look.tracked and grads) for t, look in zip(tensors, looks)]
-        return as_arguments(put_together(tensors, form)), tensors, looks, count
+        def loss_of(out: Any) -> torch.Tensor:
+            loss, n = self._loss(out, self._y.pop(k)), k // self.micro_batches
+            self._losses.setdefault(n, []).append(loss.detach().clone())
+            loss = loss / self._shares[n]  # here, and nowhere else
+            return self.scaler.scale(loss) if self.scaler else loss
 
-    def _computed(self, inputs: tuple[Any, ...], leaves: Any = None) -> Any:
-        def run(*x: Any) -> Any:
-            return self.module(*x) if leaves is None else functional_call(self.module, leaves, x)
+        chunk.forward(k, x, self.micro_batches, self.weights.forward(k), loss_of)
+        self.peak_stash = max(self.peak_stash, self._in_flight())
 
-        if self.checkpoint and torch.is_grad_enabled():
-            return recomputed(run, *inputs, use_reentrant=False)
-        return run(*inputs)
+    def _share(self, first: int) -> Any:
+        """By what the losses of a mini-batch are divided: its micro-batches, or the values that count on a copy, on
+        average over copies, as gradients are."""
+        if self._count is None:
+            return self.micro_batches
+        mine = sum(float(self._count(self._y[first + i])) for i in range(self.micro_batches))
+        if self.finish.data is None:
+            return mine
+        return self.finish.added(
+            torch.tensor(mine, dtype=torch.float64), f"{self.name}.count", self.finish.data, hvd.Average
+        ).item()
 
-    def _warn(self, outputs: list[torch.Tensor], inputs: list[torch.Tensor]) -> None:
-        """Of an output that does not learn, though something before it could. Masks and the like that travel beside
-        one that learns are no reason."""
-        if self._warned or not any(t.requires_grad for t in (*inputs, *self.module.parameters())):
-            return
-        if any(t.is_floating_point() for t in outputs) and not any(t.requires_grad for t in outputs):
-            self._warned = True
-            warn(
-                f"stage {self.stage}'s output needs no gradient: the layers before it do not learn from it [HVD020]"
-            )  # fmt: skip
-
-    def _backward(self, k: int) -> None:
-        inputs, came, outputs, gave = self._live.pop(k)
-        found = list(zip(outputs, self._after.take_back(gave, k) if self._after else [None]))
-        used = [(t, grad) for t, grad in found if t.requires_grad and (grad is not None or not self._after)]
-        if used:
-            with self.weights.backward(k):
-                torch.autograd.backward([t for t, _ in used], [grad for _, grad in used])
+    def _backward(self, k: int, chunk: Chunk) -> None:
+        chunk.backward(k, self.weights.backward(k))
         self.weights.collect(k)
-        if self._before:
-            self._before.give_back(inputs, came, k)
 
     def _update(self) -> None:
         self.finish.exchange()
@@ -359,73 +341,68 @@ class Pipeline(Saved):
             )
 
     def _settle(self) -> None:
-        for edge in (self._before, self._after):
-            if edge:
-                edge.settle()
+        for chunk in self._chunks:
+            chunk.settle()
+
+    def _in_flight(self) -> int:
+        return sum(len(chunk.live) for chunk in self._chunks)
 
     def _execute(self, actions: list[schedules.Action]) -> None:
         self._usable()
         self._broken, self._left[0] = True, 0  # what raises does not ask for drain(), too
-        actions = schedules.shifted(actions, self._since, self.micro_batches)
-        for i, (what, k) in enumerate(actions):
-            self._look_ahead(actions[i + 1 : i + 1 + _AHEAD])
+        actions = schedules.shifted(actions, self._since, self.micro_batches * self.chunks)
+        for i, (what, unit) in enumerate(actions):
+            for later, other in actions[i + 1 : i + 1 + _AHEAD]:  # what they receive may come already
+                k, c = divmod(other, self.chunks)
+                self._chunks[c].expect(later, k)
+            k, c = divmod(unit, self.chunks)
             if what == "F":
-                self._forward(k)
+                self._forward(k, self._chunks[c])
             elif what == "B":
-                self._backward(k)
+                self._backward(k, self._chunks[c])
             else:
                 self._update()
             if self.actions is not None:
-                self.actions.append((what, k))
+                self.actions.append((what, unit))
         self._broken, self._left[0] = False, self._batches - self.weights.version
-
-    def _look_ahead(self, actions: list[schedules.Action]) -> None:
-        """What later actions receive may come already."""
-        for what, k in actions:
-            if what == "F" and self._before:
-                self._before.expect(k)
-            elif what == "B" and self._after and k in self._live:
-                self._after.expect_back(self._live[k].gave, k)
 
     def _read(self, x: Any, y: Any, cut: Callable[..., Any], first: int, needs_y: bool = True) -> int:
         """Keeps the parts of x and y that this stage reads, and says how many they are; 0: it reads none."""
         count = self.micro_batches
-        xs = cut(x, count, "x, which the first stage reads,") if not self.stage else []
-        ys = cut(y, count, "y, which the last stage reads,") if not self._after and needs_y else []
+        xs = cut(x, count, "x, which the first stage reads,") if self._first else []
+        ys = cut(y, count, "y, which the last stage reads,") if self._last and needs_y else []
         if not self._flushes:  # what is in flight outlives the step, and the caller may fill its memory anew
             xs, ys = list(map(copied, xs)), list(map(copied, ys))
-        for i in range(max(count if cut is micro_batches.equal else 0, len(xs), len(ys))):
-            self._data[first + i] = xs[i] if xs else None, ys[i] if ys else None
+        self._x.update(enumerate(xs, first))
+        self._y.update(enumerate(ys, first))
         return max(len(xs), len(ys))
 
     @torch.no_grad()
-    def _forward_only(self, x: Any, y: Any, call: str) -> list[tuple[Any, int]]:
-        """(loss or output, rows) of each part, on the last stage."""
+    def _forward_only(self, x: Any, y: Any, call: str) -> list[tuple[Any, Any]]:
+        """Of each part on the last stage: (output, 0), or (loss, its weight)."""
         self._usable()
-        if self._live:
-            raise ValueError(f"{call} while {len(self._live)} micro-batches are in flight: call drain() first [HVD015]")
-        before, after = (edge.apart() if edge else None for edge in (self._before, self._after))
-        count, results, k = self._read(x, y, micro_batches.nearly_equal, 0, call == "evaluate"), [], 0
-        while True:
-            values, _, _, told = self._inputs(k, before)
-            if told and count and told != count:
-                raise ValueError(
-                    f"y has rows for {count} micro-batches, but x of the first stage has rows for {told} [HVD010]"
-                )
-            count = told or count
-            out = self._computed(values)
-            y = self._data.pop(k, (None, None))[1]
-            if after:
-                after.give(after.copies(out), k, count)
-            elif call == "predict":  # copies, as layers may change theirs in their next forward
-                results.append((copied(out), 0))
-            else:
-                results.append((self._loss(out, y), micro_batches.rows_of(y)))
-            k += 1
-            if k >= count:
-                break
-        if after:
-            after.settle()
+        if self._in_flight():
+            raise ValueError(
+                f"{call} while {self._in_flight()} micro-batches are in flight: call drain() first [HVD015]"
+            )
+        count, results = self._read(x, y, micro_batches.nearly_equal, 0, call == "evaluate"), list[tuple[Any, Any]]()
+        for chunk in [chunk.apart() for chunk in self._chunks]:
+            k, more = 0, True
+            while more:
+                out, told = chunk.without_graph(k, self._x.pop(k, None) if chunk.before is None else None, count)
+                if told and count and told != count:
+                    raise ValueError(
+                        f"y has rows for {count} micro-batches, but x of the first stage has rows for {told} [HVD010]"
+                    )
+                count = told or count
+                if chunk.after is None and call == "predict":  # copies, as layers may change theirs later
+                    results.append((copied(out), 0))
+                elif chunk.after is None:
+                    part = self._y.pop(k)
+                    results.append((self._loss(out, part), (self._count or micro_batches.rows_of)(part)))
+                k += 1
+                more = k < count
+            chunk.settle()
         return results
 
     def _everywhere(self, mean: torch.Tensor | None) -> torch.Tensor:

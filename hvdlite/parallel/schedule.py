@@ -3,8 +3,10 @@
     ("F", k)  forward of micro-batch k    ("B", k)  its backward    ("U", n)  update n, of the gradients since the last
 
 Nothing here knows tensors, ranks or time. So the lists of all stages can be checked, timed and drawn before anything
-runs. Micro-batches and updates are counted from 0, through all mini-batches of a list. Backwards come in the order 0,
-1, 2, ...: so every schedule of this file adds gradients as one process that accumulates, and agrees with it bit by bit.
+runs. A stage whose layers are in several chunks (`interleaved`) has chunk c of micro-batch k as number k * chunks + c:
+("F", 5) is then the second of two chunks for micro-batch 2. Micro-batches and updates are counted from 0, through all
+mini-batches of a list. In each chunk backwards come in the order 0, 1, 2, ...: so every schedule of this file adds
+gradients as one process that accumulates, and agrees with it bit by bit.
 """
 
 from __future__ import annotations
@@ -64,11 +66,32 @@ def _by_turns(mine: range, ahead: int, micro_batches: int) -> list[Action]:
     return actions
 
 
-PLANS: dict[str, Plan] = {"gpipe": gpipe, "1f1b": one_f_one_b, "continuous": continuous}
+def interleaved(stage: int, stages: int, micro_batches: int, batches: int = 1, chunks: int = 2) -> list[Action]:
+    """1F1B of stages with several chunks; stage 0 has the chunks 0, stages, 2 * stages, ... of the model. The idle time
+    is shorter by the number of chunks (Narayanan et al., SC'21, arXiv 2104.04473, section 2.2). As many micro-batches
+    as there are stages pass through a chunk before the next one: so their number is a multiple of that.
+    """
+    rounds = [range(first, min(first + stages, micro_batches)) for first in range(0, micro_batches, stages)]
+    forwards = [k * chunks + c for ks in rounds for c in range(chunks) for k in ks]
+    backwards = [k * chunks + c for ks in rounds for c in reversed(range(chunks)) for k in ks]
+    ahead = min(2 * (stages - stage - 1) + (chunks - 1) * stages, len(forwards))
+    actions: list[Action] = []
+    for n in range(batches):
+        mine = [("F", unit) for unit in forwards[:ahead]]
+        for back, unit in enumerate(forwards[ahead:]):
+            mine += [("F", unit), ("B", backwards[back])]
+        mine += [("B", unit) for unit in backwards[len(forwards) - ahead :]]
+        actions += [*shifted(mine, n, micro_batches * chunks), ("U", n)]
+    return actions
+
+
+PLANS: dict[str, Plan] = {
+    "gpipe": gpipe, "1f1b": one_f_one_b, "continuous": continuous, "interleaved": interleaved
+}  # fmt: skip
 
 
 def shifted(actions: Iterable[Action], batches: int, micro_batches: int) -> list[Action]:
-    """The same so many mini-batches later."""
+    """The same so many mini-batches later. micro_batches: in a mini-batch, times chunks."""
     return [(what, i + batches * (1 if what == "U" else micro_batches)) for what, i in actions]
 
 
@@ -92,18 +115,20 @@ def rest(stage: int, stages: int, micro_batches: int, batches: int) -> list[Acti
 
 def check(
     lists: Sequence[Sequence[Action]], forward: Costs = 1, backward: Costs = 2, micro_batches: int | None = None,
-    together: bool = False
+    together: bool = False, chunks: int = 1
 ) -> Timeline:  # fmt: skip
-    """Runs the lists of all stages on paper. A cost is a number, or a sequence of one number for each stage.
+    """Runs the lists of all stages on paper. A cost is a number, or a sequence of one number for each stage: of all its
+    chunks.
 
     With `micro_batches`, the number of them in a mini-batch, updates are checked, too: each comes when the backwards up
     to the end of its mini-batch are done, and no later one. `together`: all stages make an update at one time, as a
     norm of all gradients needs it. ValueError if a list is not complete, or if the stages come to wait for each other.
     """
-    _complete(lists, micro_batches)
+    _complete(lists, micro_batches and micro_batches * chunks)
     costs = {"U": [0.0] * len(lists)}
     for what, cost in (("F", forward), ("B", backward)):
-        costs[what] = list(cost) if isinstance(cost, Sequence) else [cost] * len(lists)
+        costs[what] = [each / chunks for each in (cost if isinstance(cost, Sequence) else [cost] * len(lists))]
+    last = len(lists) - 1
     ended: dict[tuple[str, int, int], float] = {}
     spans: list[list[tuple[str, int, float, float]]] = [[] for _ in lists]
     before = -1
@@ -112,8 +137,10 @@ def check(
         for stage, actions in enumerate(lists):
             for what, k in actions[len(spans[stage]) :]:
                 needs = [("F", k, stage)] if what == "B" else []
-                neighbour = {"F": stage - 1, "B": stage + 1}.get(what, -1)
-                needs += [(what, k, neighbour)] if 0 <= neighbour < len(lists) else []
+                if what == "F" and (stage or k % chunks):
+                    needs += [("F", k, stage - 1) if stage else ("F", k - 1, last)]
+                elif what == "B" and (stage < last or (k + 1) % chunks):
+                    needs += [("B", k, stage + 1) if stage < last else ("B", k + 1, 0)]
                 if together and what == "U":
                     needs += [(*row[row.index((what, k)) - 1], other) for other, row in enumerate(lists)]
                 if any(need not in ended for need in needs):

@@ -7,6 +7,7 @@ stages share but do not begin with alike.
 
 from __future__ import annotations
 
+from functools import partial
 from operator import index
 from typing import Any
 
@@ -34,7 +35,9 @@ def number_of(micro_batches: Any) -> int:
     return count
 
 
-def chosen(schedule: Any, update: Any, shapes: str, checkpoint: bool) -> tuple[schedules.Plan, Any]:
+def chosen(
+    schedule: Any, update: Any, shapes: str, checkpoint: bool, chunks: int, micro_batches: int, stages: int
+) -> tuple[schedules.Plan, Any]:  # fmt: skip
     """The function that makes the lists, and the class of the policy. ValueError for what does not go together."""
     for what, given, known in (
         ("schedule", schedule, schedules.PLANS), ("update", update, POLICIES), ("shapes", shapes, SHAPES)
@@ -54,7 +57,18 @@ def chosen(schedule: Any, update: Any, shapes: str, checkpoint: bool) -> tuple[s
             "update 'pipemare' does not support checkpoint=True: the second forward would use the weights of the "
             "backward [HVD011]"
         )
-    return (schedules.PLANS[schedule] if isinstance(schedule, str) else schedule), policy
+    if (chunks > 1) != (schedule == "interleaved") and isinstance(schedule, str):
+        raise ValueError(
+            f"schedule {schedule!r} does not support a stage of {chunks} chunk{'s' * (chunks > 1)}: give split a "
+            "balance of as many numbers as stages, or of a multiple of it with schedule='interleaved' [HVD011]"
+        )
+    if schedule == "interleaved" and micro_batches % stages:
+        raise ValueError(
+            f"schedule 'interleaved' needs a multiple of {stages} micro-batches, as there are {stages} stages, but "
+            f"{micro_batches} are set [HVD011]"
+        )
+    plan: Any = schedules.PLANS[schedule] if isinstance(schedule, str) else schedule
+    return (partial(plan, chunks=chunks) if chunks > 1 else plan), policy
 
 
 def check_parts(
@@ -90,7 +104,7 @@ def agree(said: tuple[Any, ...], name: str | None, tied: dict[str, str], line: i
     """The pipeline's name. HvdMismatchError, the same on all ranks, where settings or copies of tied weights differ.
     line: the lowest rank of this pipeline."""
     everyone = hvd.allgather_object(((*said, name), tied, line, _made[0]), name="pipeline")
-    what = "micro_batches, schedule, update, shapes, checkpoint, clip, scaler, name"
+    what = "micro_batches, schedule, update, shapes, checkpoint, clip, count, chunks, scaler, name"
     for rank, (other, *_) in enumerate(everyone):
         if other != everyone[0][0]:
             raise hvd.HvdMismatchError(

@@ -17,17 +17,35 @@ from ..mesh import Mesh
 
 Layer = Union[nn.Module, Callable[[], nn.Module]]
 
-# By stage, what a Pipeline has in flight: a checkpoint must not come in between.
-in_flight: WeakKeyDictionary[nn.Module, dict[int, Any]] = WeakKeyDictionary()
+# By stage, what a Pipeline has in flight in each of its chunks: a checkpoint must not come in between.
+in_flight: WeakKeyDictionary[nn.Module, list[dict[int, Any]]] = WeakKeyDictionary()
 
 
 class Stage(nn.Sequential):
-    """Layers one after the other; what one returns are the arguments of the next."""
+    """Layers one after the other; what one returns are the arguments of the next. lengths: of its chunks, between which
+    lie the layers of other stages."""
+
+    lengths: tuple[int, ...] = ()
 
     def forward(self, *values: Any) -> Any:
         for layer in self:
             values = as_arguments(layer(*values))
         return values if len(values) != 1 else values[0]
+
+
+def chunks_of(stage: nn.Module) -> list[nn.Module]:
+    """Its layers that lie next to each other in the model: one module, or one for each chunk."""
+    lengths: tuple[int, ...] = getattr(stage, "lengths", ())
+    if len(lengths) < 2:
+        return [stage]
+    layers, found = list(stage.named_children()), list[nn.Module]()
+    for length in lengths:
+        chunk = Stage()
+        for name, layer in layers[:length]:
+            chunk.add_module(name, layer)
+        found.append(chunk.train(stage.training))
+        layers = layers[length:]
+    return found
 
 
 def as_arguments(value: Any) -> tuple[Any, ...]:
@@ -54,7 +72,9 @@ def split(layers: Sequence[Layer], mesh: Mesh, balance: Sequence[int], axis: str
         layers (list): modules, or functions without arguments that make one. Only the functions of this stage are
             called, so a model may be too large for one process.
         mesh (Mesh): the layout of the ranks.
-        balance (list of int): the number of layers of each stage, as ``partition`` returns it.
+        balance (list of int): the number of layers of each stage, as ``partition`` returns it. With 2 or more numbers
+            for each stage, a stage has so many chunks, for the schedule ``"interleaved"``. For example, stage 0 of 2
+            has the layers of the first and the third number.
         axis (str): the axis of the stages. Default: ``"pp"``.
 
     Returns:
@@ -71,12 +91,14 @@ def split(layers: Sequence[Layer], mesh: Mesh, balance: Sequence[int], axis: str
         Stage( (1): ReLU() )  # rank 1
     """
     stage, stages = mesh.coordinate(axis), mesh.shape[axis]
-    if len(balance) != stages or min(balance) < 1 or sum(balance) != len(layers):
+    if not balance or len(balance) % stages or min(balance) < 1 or sum(balance) != len(layers):
         raise ValueError(
             f"balance {list(balance)} must give each of {stages} stages at least one of {len(layers)} layers [HVD013]"
         )
-    first = sum(balance[:stage])
     mine = Stage()
-    for number in range(first, first + balance[stage]):
-        mine.add_module(str(number), made(layers[number], number))
+    mine.lengths = tuple(balance[stage::stages])
+    for at in range(stage, len(balance), stages):
+        first = sum(balance[:at])
+        for number in range(first, first + balance[at]):
+            mine.add_module(str(number), made(layers[number], number))
     return mine

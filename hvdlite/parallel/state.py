@@ -34,7 +34,7 @@ _OWN = {"params", "param_names", "capturable", "differentiable", "foreach", "fus
 
 def items(stage: torch.nn.Module, optimizer: Any) -> Iterator[Item]:
     """All that this stage holds; the optimizer's state and hyperparameters by the parameter's name."""
-    if in_flight.get(stage):
+    if any(in_flight.get(stage, ())):
         raise ValueError("a checkpoint needs a pipeline without micro-batches in flight: call drain() first [HVD015]")
     groups = {} if optimizer is None else _hyperparameters(stage, optimizer)
     for name, p in stage.named_parameters(remove_duplicate=False):

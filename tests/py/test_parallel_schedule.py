@@ -9,7 +9,7 @@ from fractions import Fraction
 import pytest
 
 from hvdlite.parallel import drawing
-from hvdlite.parallel.schedule import PLANS, check, continuous, copies, delay, gpipe, one_f_one_b
+from hvdlite.parallel.schedule import PLANS, check, continuous, copies, delay, gpipe, interleaved, one_f_one_b
 
 
 def lists(name, stages, micro_batches, batches=1):
@@ -36,9 +36,27 @@ def test_a_list_is_what_the_papers_draw():
     as_text = " ".join(f"{what}{k}" for what, k in one_f_one_b(2, 4, 4))
     assert as_text == "F0 F1 B0 F2 B1 F3 B2 B3 U0"
     assert [k for what, k in continuous(0, 4, 2, 3) if what == "U"] == [0, 1, 2]
-    for name in PLANS:
+    for name in PLANS.keys() - {"interleaved"}:
         for actions in lists(name, 4, 3, 5):
             assert [k for what, k in actions if what == "B"] == list(range(15))
+
+
+def test_interleaved_is_idle_for_less_time():
+    as_text = " ".join(
+        f"{what}{unit // 2}{'ab'[unit % 2] if what != 'U' else ''}" for what, unit in interleaved(1, 2, 2)
+    )
+    assert as_text == "F0a F1a F0b B0b F1b B1b B0a B1a U0"
+    for p in range(1, 6):
+        for m in range(p, 4 * p, p):
+            for v in range(1, 5):
+                many = [interleaved(s, p, m, 2, v) for s in range(p)]
+                for actions in many:
+                    for c in range(v):
+                        assert [k // v for what, k in actions if what == "B" and k % v == c] == list(range(2 * m))
+                one = [actions[: len(actions) // 2] for actions in many]
+                found = check(one, micro_batches=m, together=True, chunks=v)
+                assert found.makespan == pytest.approx(3 * m + 3 * (p - 1) / v)
+                check(many, micro_batches=m, together=True, chunks=v)
 
 
 def test_costs_by_stage_and_a_pipeline_that_does_not_empty():

@@ -210,3 +210,46 @@ def test_stages_exchange_dictionaries_and_plain_values():
         assert torch.equal(out[1]["mask"], batches[0][0]["mask"])
     loss = pipe.evaluate(*batches[0])
     assert (loss is None) == (hvd.rank() == 0)
+
+
+def summed(out, y):
+    return F.cross_entropy(out, y, reduction="sum")  # -100 does not count
+
+
+@as_ranks(2, 4)
+def test_the_loss_of_what_counts_in_micro_batches_and_copies_of_other_lengths():
+    mesh = hvd.Mesh(dp=-1, pp=2)
+    copies, copy = mesh.shape["dp"], mesh.coordinate("dp")
+    torch.manual_seed(3)
+    x, y = torch.randn(3, 16, 12), torch.randint(12, (3, 16))
+    y[:, :5] = y[1, 7] = -100
+    one = nn.Sequential(*mlps())
+    optimizer = sgd(one.parameters())
+    for schedule in ("gpipe", "continuous"):
+        one, update = nn.Sequential(*mlps()), "flush" if schedule == "gpipe" else "stash"
+        optimizer = sgd(one.parameters())
+        stage = parallel.split(mlps(), mesh, [2, 2])
+        pipe = parallel.Pipeline(
+            stage,
+            sgd(stage.parameters()),
+            mesh,
+            summed,
+            4,
+            schedule,
+            update,
+            count=lambda y: (y != -100).sum(),
+            timeout=20,
+        )
+        for rows_of, wanted in zip(x, y):
+            mean = pipe.step(rows_of.chunk(copies)[copy], wanted.chunk(copies)[copy], everywhere=True)
+            pipe.drain()
+            optimizer.zero_grad()
+            loss = F.cross_entropy(one(rows_of), wanted)
+            loss.backward()
+            optimizer.step()
+            assert hvd.allreduce(mean).item() == pytest.approx(loss.item(), rel=1e-5)
+        found = dict(one.named_parameters())
+        for name, p in stage.named_parameters():
+            assert torch.allclose(p, found[name], rtol=1e-5, atol=1e-6), name
+        mean = pipe.evaluate(x[0], y[0], everywhere=True)
+        assert mean.item() == pytest.approx(F.cross_entropy(one(x[0]), y[0]).item(), rel=1e-5)
