@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
 
 import hvdlite.torch as hvd
 from hvdlite import parallel
@@ -33,20 +33,22 @@ FORWARD_S, NUMBERS, IN_A_TURN = 0.010, 4096, 6
 TURNS = {"full": 21, "quick": 7, "tiny": 1}
 # (width, rows of a micro-batch): what travels is 16, 128 and 256 KB
 SHAPES = {"full": ((256, 16), (512, 64), (1024, 64)), "quick": ((256, 16), (512, 64)), "tiny": ((32, 2),)}
-TORCH = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
+TORCH = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B, "interleaved": ScheduleInterleaved1F1B}
 Turn = Callable[[], object]
 
 
 class Nap(torch.autograd.Function):
-    """Sleeps in forward, and twice as long in backward; keeps how long it was."""
+    """Sleeps in forward, and twice as long in backward; keeps how long it was. Each of several chunks of a stage sleeps
+    for its share."""
 
     slept: "dict[str, list[float]]" = {"F": [], "B": []}
+    chunks = 1
 
     @staticmethod
     def sleep(what, seconds):
         began = time.perf_counter()
-        time.sleep(seconds)
-        Nap.slept[what].append((time.perf_counter() - began) * 1e3)
+        time.sleep(seconds / Nap.chunks)
+        Nap.slept[what].append((time.perf_counter() - began) * 1e3 * Nap.chunks)
 
     @staticmethod
     def forward(ctx, x, weight):
@@ -91,8 +93,12 @@ def ours(stage: nn.Module, data: "tuple[torch.Tensor, torch.Tensor]", m: int, **
 def torchs(stage: nn.Module, data: "tuple[torch.Tensor, torch.Tensor]", m: int, schedule: str) -> Turn:
     """A step of torch's pipeline."""
     rank, size, optimizer = hvd.rank(), hvd.size(), sgd(stage)
-    place = PipelineStage(stage, rank, size, torch.device("cpu"))
-    plan = TORCH[schedule](place, m, loss_fn=F.mse_loss)
+    chunks = list(stage) if schedule == "interleaved" else [stage]
+    places = [
+        PipelineStage(chunk, rank + at * size, size * len(chunks), torch.device("cpu"))
+        for at, chunk in enumerate(chunks)
+    ]
+    plan = TORCH[schedule](places if len(places) > 1 else places[0], m, loss_fn=F.mse_loss)
 
     def turn() -> None:
         plan.step(*([] if rank else data[:1]), **({"target": data[1], "losses": []} if rank == size - 1 else {}))
@@ -139,19 +145,25 @@ def row(work: str, ms: "dict[str, float]") -> None:
 def sleep(patience: str) -> None:
     size = hvd.size()
     for schedule, update, m in (
-        ("1f1b", "flush", 8), ("gpipe", "flush", 8), ("gpipe", "flush", 1), ("continuous", "stash", 8)
+        ("1f1b", "flush", 8), ("interleaved", "flush", 8), ("gpipe", "flush", 8), ("gpipe", "flush", 1),
+        ("continuous", "stash", 8),
     ):  # fmt: skip
         batches = 1 if update == "flush" else IN_A_TURN
         lists = [schedules.PLANS[schedule](stage, size, m, batches) for stage in range(size)]
         data = torch.ones(m, NUMBERS), torch.zeros(m, NUMBERS)
-        turns = {"hvdlite": ours(Sleeper(), data, m, schedule=schedule, update=update)}
+        Nap.chunks = 2 if schedule == "interleaved" else 1
+        places = size * Nap.chunks
+        stages = [parallel.split([Sleeper() for _ in range(places)], hvd.Mesh(pp=size), [1] * places) for _ in "ab"]
+        turns = {"hvdlite": ours(stages[0], data, m, schedule=schedule, update=update)}
         if schedule in TORCH:
-            turns["torch"] = torchs(Sleeper(), data, m, schedule)
+            turns["torch"] = torchs(stages[1], data, m, schedule)
         Nap.slept = {"F": [], "B": []}
         ms = medians(turns, -(-TURNS[patience] // batches))
-        ms["list"] = schedules.check(lists, FORWARD_S * 1e3, 2 * FORWARD_S * 1e3).makespan
+        ms["list"] = schedules.check(lists, FORWARD_S * 1e3, 2 * FORWARD_S * 1e3, chunks=Nap.chunks).makespan
         slept = hvd.allgather_object({what: statistics.median(times) for what, times in Nap.slept.items()})
-        ms["slept"] = schedules.check(lists, *([stage[what] for stage in slept] for what in "FB")).makespan
+        ms["slept"] = schedules.check(
+            lists, *([stage[what] for stage in slept] for what in "FB"), chunks=Nap.chunks
+        ).makespan
         row(f"sleeping, {schedule}{' (naive)' * (m == 1)}, {m} micro-batches", ms)
 
 
