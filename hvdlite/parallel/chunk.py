@@ -32,11 +32,14 @@ class Flight(NamedTuple):
 
 
 class Chunk:
-    """Some layers of a stage. before, after: the edges to the neighbours; None at the ends of the model. checkpoint:
-    compute activations again before the backward."""
+    """Some layers of a stage. number: which of its chunks; None: it has one. before, after: the edges to the
+    neighbours; None at the ends of the model. checkpoint: compute activations again before the backward."""
 
-    def __init__(self, module: torch.nn.Module, before: Edge | None, after: Edge | None, checkpoint: bool) -> None:
+    def __init__(
+        self, module: torch.nn.Module, number: int | None, before: Edge | None, after: Edge | None, checkpoint: bool
+    ) -> None:  # fmt: skip
         self.module, self.before, self.after, self.checkpoint = module, before, after, checkpoint
+        self._only = {} if number is None else {"chunk": number}
         self.live: dict[int, Flight] = {}  # by micro-batch
         self._warned = False
 
@@ -89,7 +92,7 @@ class Chunk:
     def apart(self) -> Chunk:
         """Another on the same layers for what is no training, while nothing is under way here."""
         before, after = (edge.apart() if edge else None for edge in (self.before, self.after))
-        return Chunk(self.module, before, after, self.checkpoint)
+        return Chunk(self.module, self._only.get("chunk"), before, after, self.checkpoint)
 
     def _taken(self, k: int, x: Any) -> tuple[tuple[Any, ...], list[torch.Tensor], list[Look], int]:
         """The arguments that micro-batch k brings, those of its tensors that have come from the chunk before, what
@@ -103,7 +106,9 @@ class Chunk:
 
     def _computed(self, values: tuple[Any, ...], leaves: Any) -> Any:
         def run(*x: Any) -> Any:
-            return self.module(*x) if leaves is None else functional_call(self.module, leaves, x)
+            if leaves is None:
+                return self.module(*x, **self._only)
+            return functional_call(self.module, leaves, x, self._only)
 
         if self.checkpoint and torch.is_grad_enabled():
             return recomputed(run, *values, use_reentrant=False)

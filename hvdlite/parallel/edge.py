@@ -110,7 +110,7 @@ class Edge:
         """A forward's output, which its layers do not know: they may change theirs while it is under way. ValueError
         for what cannot travel."""
         try:
-            tensors, form = taken_apart(out, to_send=True)
+            tensors, form = taken_apart(out)
         except TypeError as error:
             raise ValueError(
                 f"{self.name}: the output has a value of type {error}: return tensors, plain values, and tuples, "

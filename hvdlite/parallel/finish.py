@@ -85,7 +85,16 @@ class Finish:
         self._blank = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.0)  # for a stage without gradients
 
     def exchange(self) -> None:
-        """Gradients are those of the whole mini-batch, on all ranks that hold a copy of this stage."""
+        """Gradients are those of the whole mini-batch, on all ranks that hold a copy of this stage. ValueError for one
+        that no other copy would hear of."""
+        own = {id(p) for p in self.module.parameters()}
+        for group in self.optimizer.param_groups if self.optimizer is not None else ():
+            for p in group["params"]:
+                if p.grad is not None and id(p) not in own:
+                    raise ValueError(
+                        f"the optimizer of stage {self.stage} has a parameter of shape {list(p.shape)} that learns, "
+                        "but is not of the stage (is it the loss's?): make it part of the last layer [HVD011]"
+                    )
         for tie in self.ties:
             weight, name = self.module.get_parameter(tie.own), f"{self.name}.tied.{tie.name}"
             learns = torch.tensor([float(weight.requires_grad), float(weight.grad is not None)])
@@ -122,16 +131,16 @@ class Finish:
         if self.clip is not None:
             self._clip()
         if optimizer is not None:
-            rates = [group["lr"] for group in optimizer.param_groups]
-            for group in optimizer.param_groups:
-                group["lr"] = group["lr"] * factor
+            rates = [(group, group["lr"], group["lr"] * factor) for group in optimizer.param_groups]
+            for group, _, scaled in rates if factor != 1.0 else ():
+                group["lr"] = scaled
             if self.scaler:
                 self.scaler.step(optimizer)
                 self.scaler.update()
             else:
                 optimizer.step()
-            for group, rate in zip(optimizer.param_groups, rates):
-                group["lr"] = rate
+            for group, rate, scaled in rates if factor != 1.0 else ():  # a step may set a rate of its own
+                group["lr"] = rate if group["lr"] is scaled else group["lr"] / factor
         for p in self.module.parameters():
             p.grad = None
         if self.lr_scheduler is not None:
@@ -140,9 +149,10 @@ class Finish:
     def _unscaled(self) -> Any:
         """The optimizer whose gradients the scaler has brought to their true size: one that is not finite on any rank
         of the model is not finite here, so that all skip the step and halve the scale."""
-        grads = [p.grad for p in self.module.parameters() if p.grad is not None]
         optimizer = self.optimizer
-        if not grads or optimizer is None:
+        groups = optimizer.param_groups if optimizer is not None else []
+        grads = [p.grad for group in groups for p in group["params"] if p.grad is not None]
+        if not grads:
             optimizer = self._blank
             optimizer.param_groups[0]["params"][0].grad = torch.zeros(1)
             grads = [optimizer.param_groups[0]["params"][0].grad]

@@ -16,7 +16,13 @@ from .structure import put_together, taken_apart
 
 def rows_of(batch: Any, what: str = "a part") -> int:
     """How many rows it has. ValueError for what has none, or tensors of different lengths."""
-    tensors = taken_apart(batch)[0]
+    try:
+        tensors = taken_apart(batch)[0]
+    except TypeError as error:
+        raise ValueError(
+            f"{what} has a value of type {error}: pass tensors, plain values, and tuples, lists or dictionaries of "
+            "them [HVD010]"
+        ) from None
     if not tensors or not all(t.dim() for t in tensors):
         raise ValueError(
             f"{what} must be a tensor, or a tuple, list or dictionary of tensors with rows, not {_shown(batch)} "

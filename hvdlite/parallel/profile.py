@@ -101,14 +101,14 @@ def _kept(module: nn.Module, values: tuple[Any, ...]) -> int:
 def _run(module: nn.Module, values: tuple[Any, ...]) -> tuple[float, float, tuple[Any, ...]]:
     """One forward and backward: how long each took, and the output."""
     # Copies, since a layer may work in place: on a leaf that is an error, and the next run needs the values again.
-    tensors, form = taken_apart(values)
+    tensors, form = taken_apart(values, strict=False)
     tensors = [t.detach().requires_grad_(t.is_floating_point()).clone() for t in tensors]
     own = put_together(tensors, form)
     _wait(own)
     start = time.perf_counter()
     outputs = as_arguments(module(*own))
     _wait(outputs)
-    tensors, form = taken_apart(outputs)
+    tensors, form = taken_apart(outputs, strict=False)
     middle = time.perf_counter()
     learns = [t for t in tensors if t.requires_grad]
     if learns:
@@ -139,7 +139,7 @@ def _unchanged(module: nn.Module) -> Iterator[None]:
 
 
 def _devices(values: Any) -> list[int]:
-    return sorted({t.device.index for t in taken_apart(values)[0] if t.is_cuda})
+    return sorted({t.device.index for t in taken_apart(values, strict=False)[0] if t.is_cuda})
 
 
 def _wait(values: Any) -> None:
@@ -149,4 +149,4 @@ def _wait(values: Any) -> None:
 
 
 def _bytes(values: Any) -> int:
-    return sum(t.numel() * t.element_size() for t in taken_apart(values)[0])
+    return sum(t.numel() * t.element_size() for t in taken_apart(values, strict=False)[0])

@@ -27,8 +27,8 @@ from .checkpoint import Saved
 from .chunk import Chunk
 from .edge import Edge
 from .finish import Finish, digests, ties_of
-from .settings import agree, check_parts, chosen, named, number_of
-from .stage import chunks_of, in_flight
+from .settings import agree, check_parts, chosen, named, number_of, same_start
+from .stage import in_flight
 from .structure import copied, joined
 from .weights import Place, Policy
 
@@ -37,6 +37,8 @@ _AHEAD = 2  # actions
 
 class Pipeline(Saved):
     """One stage of a pipeline over an axis of a mesh. All ranks must make it and call its methods, but for ``explain``.
+
+    The first copy's weights become those of all copies on the data axis.
 
     Schedules: ``"gpipe"`` (Huang et al., 2019) and ``"1f1b"`` (PipeDream-Flush; DAPPLE, Fan et al., 2021) drain between
     updates. So does ``"interleaved"`` (Narayanan et al., 2021), whose stages have several chunks of layers: it is idle
@@ -103,8 +105,7 @@ class Pipeline(Saved):
         self.micro_batches = micro_batches = number_of(micro_batches)
         self.scaler, self._count = scaler, count
         self._line = mesh.group(axis)
-        modules = chunks_of(stage)
-        self.chunks = len(modules)
+        self.chunks = len(getattr(stage, "lengths", ())) or 1
         self._plan, policy = chosen(schedule, update, shapes, checkpoint, self.chunks, micro_batches, self.stages)
         self._first, self._last = self.stage == 0, self.stage == self.stages - 1
         check_parts(stage, optimizer, loss, self._last, lr_scheduler, clip, checkpoint)
@@ -122,8 +123,10 @@ class Pipeline(Saved):
         place = Place(self.stage, self.stages, micro_batches, float(schedules.delay(steady)))
         self.weights = policy(stage, place, **options)
         every = {"step": micro_batches, "each": 1, "once": None}[shapes]
-        self._chunks = self._connected(modules, mesh, axis, every, timeout, checkpoint)
+        self._chunks = self._connected(mesh, axis, every, timeout, checkpoint)
         averaged = mesh.group(data) if mesh.shape.get(data, 1) > 1 else None
+        if averaged is not None:
+            same_start(stage, averaged)
         model = [self._line, *(mesh.group(each) for each in mesh.shape if each not in axes)]
         self.finish = Finish(
             stage, optimizer, self.stage, averaged, model, ties, name, lr_scheduler, scaler, clip, timeout
@@ -141,9 +144,8 @@ class Pipeline(Saved):
         self.actions: list[schedules.Action] | None = None  # a list here gets all that is executed
 
     def _connected(
-        self, modules: list[torch.nn.Module], mesh: hvd.Mesh, axis: str, every: int | None, timeout: float | None,
-        checkpoint: bool
-    ) -> list[Chunk]:  # fmt: skip
+        self, mesh: hvd.Mesh, axis: str, every: int | None, timeout: float | None, checkpoint: bool
+    ) -> list[Chunk]:
         """The chunks of this stage, with edges to their neighbours in the model."""
         device = next((p.device for p in self.module.parameters()), torch.device("cpu"))
         window = max(self.stages + 2, self.micro_batches)  # neighbours may take a mini-batch's parts in another order
@@ -157,11 +159,12 @@ class Pipeline(Saved):
             group = pairs[at] if at < self.stages - 1 else self._line
             return Edge(f"{self.name}.{first}-{first + 1}", rank, group, window, every, timeout, device)
 
-        at = range(self.stage, self.stages * self.chunks, self.stages)
-        return [
-            Chunk(module, edge(i - 1, self.stage - 1), edge(i, self.stage + 1), checkpoint)
-            for i, module in zip(at, modules)
-        ]
+        found = []
+        for number in range(self.chunks):
+            at = number * self.stages + self.stage
+            ends = edge(at - 1, self.stage - 1), edge(at, self.stage + 1)
+            found.append(Chunk(self.module, number if self.chunks > 1 else None, *ends, checkpoint))
+        return found
 
     # what users call
 
@@ -323,6 +326,7 @@ class Pipeline(Saved):
         self.weights.collect(k)
 
     def _update(self) -> None:
+        self.weights.gradients()
         self.finish.exchange()
         self.weights.update(self.finish.step)
 

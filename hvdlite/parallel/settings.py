@@ -100,6 +100,13 @@ def check_parts(
         )  # fmt: skip
 
 
+def same_start(stage: torch.nn.Module, copies: hvd.ProcessSet) -> None:
+    """All copies of a stage begin with the weights of the first, as in DistributedDataParallel."""
+    weights = {name: p.data for name, p in stage.named_parameters()}
+    real = {name: torch.view_as_real(t) if t.is_complex() else t for name, t in weights.items()}
+    hvd.broadcast_parameters(real, copies.ranks[0], process_set=copies)
+
+
 def agree(said: tuple[Any, ...], name: str | None, tied: dict[str, str], line: int) -> str:
     """The pipeline's name. HvdMismatchError, the same on all ranks, where settings or copies of tied weights differ.
     line: the lowest rank of this pipeline."""

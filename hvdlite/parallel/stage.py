@@ -27,25 +27,11 @@ class Stage(nn.Sequential):
 
     lengths: tuple[int, ...] = ()
 
-    def forward(self, *values: Any) -> Any:
-        for layer in self:
+    def forward(self, *values: Any, chunk: int | None = None) -> Any:
+        first = sum(self.lengths[:chunk]) if chunk else 0
+        for layer in list(self)[first : None if chunk is None else first + self.lengths[chunk]]:
             values = as_arguments(layer(*values))
         return values if len(values) != 1 else values[0]
-
-
-def chunks_of(stage: nn.Module) -> list[nn.Module]:
-    """Its layers that lie next to each other in the model: one module, or one for each chunk."""
-    lengths: tuple[int, ...] = getattr(stage, "lengths", ())
-    if len(lengths) < 2:
-        return [stage]
-    layers, found = list(stage.named_children()), list[nn.Module]()
-    for length in lengths:
-        chunk = Stage()
-        for name, layer in layers[:length]:
-            chunk.add_module(name, layer)
-        found.append(chunk.train(stage.training))
-        layers = layers[length:]
-    return found
 
 
 def as_arguments(value: Any) -> tuple[Any, ...]:

@@ -22,6 +22,7 @@ from torch.nn.modules.module import _EXTRA_STATE_KEY_SUFFIX
 import hvdlite.torch as hvd
 
 from .._warned import warn
+from ..torch.adapter import DTYPES
 from .stage import in_flight
 from .tensor import part_of
 from .values import alike, exchanged, plain
@@ -73,6 +74,10 @@ def _hyperparameters(stage: torch.nn.Module, optimizer: Any) -> dict[torch.Tenso
         for key, state in optimizer.state.items() if id(key) not in known and state
     ]  # fmt: skip
     more = more or sorted(optimizer.state_dict().keys() - {"state", "param_groups"})
+    more += [
+        f"a parameter of shape {list(p.shape)}" for group in optimizer.param_groups for p in group["params"]
+        if id(p) not in known and p.requires_grad
+    ]  # fmt: skip
     if more:
         raise ValueError(
             f"{who} has {more[0]!r}, which belongs to no parameter of this stage: save it yourself, and pass the plain "
@@ -140,8 +145,19 @@ def assembled(
     mine: list[Item] = []
 
     def described() -> list[tuple[str, Any, Any]]:
-        mine.extend(make())
-        return [(name, t.dtype, t.dim()) if isinstance(t, torch.Tensor) else (name, None, t) for name, t, _ in mine]
+        found: list[tuple[str, Any, Any]] = []
+        for name, t, cut in make():
+            if not isinstance(t, torch.Tensor):
+                found.append((name, None, t))
+            elif t.is_complex():  # travels as pairs
+                found.append((name, t.dtype, t.dim() + 1))
+                t = torch.view_as_real(t.resolve_conj())
+            elif t.dtype in DTYPES:
+                found.append((name, t.dtype, t.dim()))
+            else:
+                raise ValueError(f"{name!r} has the dtype {t.dtype}, which cannot be gathered: save parts [HVD018]")
+            mine.append((name, t, cut))
+        return found
 
     everyone = (
         {hvd.rank(): described()} if pp is None else dict(zip(pp.ranks, exchanged(described, "whole", process_set=pp)))
@@ -154,18 +170,22 @@ def assembled(
             elif rank == hvd.rank():
                 tensor = _gathered(mine[i][1].cpu(), mine[i][2], tp, name)
                 if rank == root_rank:
-                    whole[name] = tensor.clone()
+                    whole[name] = _as(tensor.clone(), dtype)
                 elif pp is not None and root_rank in pp.ranks:
                     shape = torch.tensor([*tensor.shape, 1], dtype=torch.int64)
                     hvd.send(shape, root_rank, name=f"shape.{name}", process_set=pp)
                     hvd.send(tensor, root_rank, name=f"whole.{name}", process_set=pp)
             elif pp is not None and hvd.rank() == root_rank:
                 shape = hvd.recv(torch.empty(dims + 1, dtype=torch.int64), rank, name=f"shape.{name}", process_set=pp)
-                tensor = torch.empty(shape.tolist()[:-1], dtype=dtype)
-                whole[name] = hvd.recv(tensor, rank, name=f"whole.{name}", process_set=pp)
+                tensor = torch.empty(shape.tolist()[:-1], dtype=torch.empty(0, dtype=dtype).real.dtype)
+                whole[name] = _as(hvd.recv(tensor, rank, name=f"whole.{name}", process_set=pp), dtype)
     if pp is not None:  # one that has sent all and leaves the job would end what others of the line still send
         hvd.barrier(process_set=pp)
     return whole if hvd.rank() == root_rank else None
+
+
+def _as(t: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    return torch.view_as_complex(t) if dtype.is_complex else t
 
 
 def _gathered(t: torch.Tensor, cut: int | None, tp: hvd.ProcessSet | None, name: str) -> torch.Tensor:

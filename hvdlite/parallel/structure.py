@@ -18,9 +18,9 @@ import torch
 _PLAIN = (bool, int, float, str, type(None))
 
 
-def taken_apart(value: Any, to_send: bool = False) -> tuple[list[torch.Tensor], Any]:
-    """The tensors of a value, and its form. to_send: TypeError, with the type's name, for what JSON cannot write; else
-    it is part of the form as it is."""
+def taken_apart(value: Any, strict: bool = True) -> tuple[list[torch.Tensor], Any]:
+    """The tensors of a value, and its form. TypeError, with the type's name, for what JSON cannot write, since tensors
+    in it would be overlooked; not strict: it is part of the form as it is."""
     tensors: list[torch.Tensor] = []
 
     def form(part: Any) -> Any:
@@ -31,7 +31,7 @@ def taken_apart(value: Any, to_send: bool = False) -> tuple[list[torch.Tensor], 
             return {type(part).__name__: [form(each) for each in part]}
         if type(part) is dict and all(type(key) is str for key in part):
             return {"dict": {key: form(each) for key, each in part.items()}}
-        if to_send and type(part) not in _PLAIN:
+        if strict and type(part) not in _PLAIN:
             raise TypeError(type(part).__name__)
         return {"value": part}
 
@@ -52,8 +52,14 @@ def put_together(tensors: Sequence[torch.Tensor], form: Any) -> Any:
 
 
 def joined(values: Sequence[Any]) -> Any:
-    """Values of one form as one: rows behind each other; tensors without dimensions become the rows of one."""
+    """Values of one form as one: rows behind each other; tensors without dimensions become the rows of one. ValueError
+    for values of different forms."""
     apart = [taken_apart(value) for value in values]
+    if any(form != apart[0][1] for _, form in apart):
+        raise ValueError(
+            f"predict joins outputs of one form, but micro-batches have {[form for _, form in apart][:2]} and so on "
+            "[HVD014]"
+        )
     rows = [torch.cat(row) if row[0].dim() else torch.stack(row) for row in zip(*(tensors for tensors, _ in apart))]
     return put_together(rows, apart[0][1])
 

@@ -48,13 +48,17 @@ def alike(a: Any, b: Any) -> bool:
 def exchanged(
     make: Callable[[], Any], name: str, process_set: hvd.ProcessSet = hvd.global_process_set
 ) -> list[Any]:  # fmt: skip
-    """What make returns on each rank of the set. A ValueError of one rank is raised on all of them."""
+    """What make returns on each rank of the set. A ValueError of one rank is raised on all of them; another exception
+    there, and a ValueError on the others."""
     told: tuple[Any, str | None]
+    mine: Exception | None = None
     try:
         told = make(), None
-    except ValueError as error:
-        told = None, str(error)
+    except Exception as error:
+        mine, told = error, (None, str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}")
     everyone = hvd.allgather_object(told, name=name, process_set=process_set)
+    if mine is not None and not isinstance(mine, ValueError):
+        raise mine
     for rank, (_, said) in zip(process_set.ranks, everyone):
         if said is not None:
             raise ValueError(f"rank {rank}: {said}")

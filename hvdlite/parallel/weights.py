@@ -2,7 +2,7 @@
 
     forward(k)   -> the parameters for micro-batch k as a dict, or None: the module's own
     backward(k)  a context in which the backward of k runs (PipeMare has other weights there than in the forward)
-    collect(k)   after the backward of k: its gradients are added to the parameters' .grad
+    collect(k)   after the backward of k: its gradients are added to those since the last update
     update(step) one more version; `step(factor)` runs the optimizer with learning rates times factor
 
 A policy with numbers of its own also says what of them a checkpoint keeps: state() and load(state).
@@ -49,6 +49,7 @@ class Policy:
 
     def __init__(self, module: torch.nn.Module, place: Place) -> None:
         self.module, self.params, self.place = module, dict(module.named_parameters()), place
+        self._sums: dict[str, torch.Tensor] = {}
         self.version = 0  # updates made
         self.peak = 1  # versions that lay in memory at once
 
@@ -62,6 +63,14 @@ class Policy:
 
     def collect(self, k: int) -> None:
         """The backward of k is over."""
+
+    def gradients(self) -> None:
+        """Those since the last update become the parameters' .grad. Before, a zero_grad() of the user's would lose
+        them. A parameter that is frozen by now has none."""
+        for name, grad in self._sums.items():
+            if self.params[name].requires_grad:
+                self.params[name].grad = grad
+        self._sums.clear()
 
     def update(self, step: Step) -> None:
         """One more version."""
@@ -86,14 +95,23 @@ class Policy:
         return 1
 
     def _leaves(self) -> Leaves:
-        return {name: p.data.requires_grad_(p.requires_grad) for name, p in self.params.items()}
+        found = {name: p.data.requires_grad_(p.requires_grad) for name, p in self.params.items()}
+        for name, p in self.params.items():
+            if getattr(p, "_post_accumulate_grad_hooks", None):
+                raise ValueError(
+                    f"parameter {name!r} has a hook after the accumulation of its gradient, which an update other than "
+                    "'flush' does not call: use register_hook [HVD011]"
+                )
+            for hook in (p._backward_hooks or {}).values() if p.requires_grad else ():
+                found[name].register_hook(hook)
+        return found
 
     def _add(self, leaves: Leaves) -> None:
         """The leaves' gradients, in the order of micro-batches, as one process that accumulates adds them."""
         for name, leaf in leaves.items():
-            p, grad, leaf.grad = self.params[name], leaf.grad, None
+            grad, leaf.grad = leaf.grad, None
             if grad is not None:
-                p.grad = grad if p.grad is None else p.grad.add_(grad)
+                self._sums[name] = self._sums[name].add_(grad) if name in self._sums else grad
 
 
 class Flush(Policy):

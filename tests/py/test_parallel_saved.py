@@ -140,3 +140,34 @@ def test_a_count_of_steps_lies_where_the_optimizer_keeps_it():
         with pytest.warns(UserWarning, match=r"no hyperparameters .*HVD018"):  # as older checkpoints
             parallel.load_whole(model, {**nn.Linear(2, 3).state_dict(), **kept}, optimizer=optimizer)
         assert optimizer.state[model.weight]["step"].device.type == device
+
+
+class Rotary(nn.Module):
+    """A layer with a complex buffer."""
+
+    def __init__(self, ready=True):
+        super().__init__()
+        self.line, self.ready = nn.Linear(4, 4), ready
+        self.register_buffer("turns", torch.polar(torch.ones(3), torch.arange(3.0) + hvd.rank()))
+
+    def get_extra_state(self):
+        if not self.ready:
+            raise KeyError("not ready")
+
+    def set_extra_state(self, state):
+        pass
+
+
+@as_ranks(2)
+def test_complex_buffers_and_an_exception_while_saving():
+    mesh = hvd.Mesh(pp=2)
+    stage = parallel.split([Rotary(), Rotary()], mesh, [1, 1])
+    whole = hvd.broadcast_object(parallel.whole_state(stage, mesh), 0)
+    assert whole["1.turns"].dtype == torch.complex64 and whole["0.turns"][0].imag == 0 != whole["1.turns"][0].imag
+    kept = dict(stage.named_buffers())[f"{hvd.rank()}.turns"].clone()
+    dict(stage.named_buffers())[f"{hvd.rank()}.turns"].zero_()
+    parallel.load_whole(stage, whole)
+    assert torch.equal(dict(stage.named_buffers())[f"{hvd.rank()}.turns"], kept)
+    stage[0].ready = hvd.rank() == 0
+    with pytest.raises(KeyError if hvd.rank() else ValueError, match="not ready"):
+        parallel.whole_state(stage, mesh)
