@@ -1,6 +1,6 @@
 """torch's own tests of torch.distributed pass over backend hvdlite where they pass over Gloo; a profiler sees calls.
 
-By default a choice of them on two ranks; under `everything` all of them, on two and three ranks, with Gloo beside.
+By default a choice of them on two ranks; under `everything` all of them, on two to four ranks, with Gloo beside.
 """
 
 import re
@@ -48,7 +48,7 @@ def test_a_choice_of_torchs_tests():
     assert not failed and passed >= 30, (failed, passed)
 
 
-@pytest.mark.parametrize("size", everything(2, 3))
+@pytest.mark.parametrize("size", everything(2, 3, 4))
 def test_all_of_torchs_tests(size):
     (failed, passed), (gloos, _) = failures("hvdlite", size), failures("gloo", size)
     ours = {name: why for name, why in failed.items() if name not in gloos}

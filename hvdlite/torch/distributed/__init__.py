@@ -14,8 +14,7 @@ Tensors lie in CPU memory or on a GPU of CUDA; one group takes both. CUDA tensor
 else by way of the CPU: tested with a stand-in for the driver, not yet on a real GPU. Up to torch 2.13 this group also
 gets all tensors of "cpu:hvdlite,cuda:nccl".
 
-Not offered: what only NCCL has (time estimates, splitting and merging of groups), hooks on completion,
-torch.distributed.monitored_barrier (it takes Gloo's groups only: call the method of the group).
+docs/guides/torch-distributed.md lists which calls work and which raise.
 """
 
 from __future__ import annotations

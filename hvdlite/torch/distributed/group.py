@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import Store, Work
 
 from ... import _core, _life, ops
+from ...errors import HvdNotYetError
 from ..off_graph import keep_off_graph
 from . import functional, futures, work
 from .meeting import JOB
@@ -26,6 +27,14 @@ from .submission import Submission
 from .tensors import POOL, Part
 
 _Base: Any = dist.ProcessGroup  # whose stubs know no subclasses in Python
+# What the base class would call on a backend in C++, of which there is none: one ends by SIGSEGV, others do nothing.
+_ABSENT = {
+    "split_group": "make a group with torch.distributed.new_group on all ranks",
+    "merge_remote_group": "make a group with torch.distributed.new_group on all ranks",
+    "_register_on_completion_hook": "use a callback, work.get_future().then(...)",
+    "_start_coalescing": "use torch.distributed._coalescing_manager without a device",
+    "_end_coalescing": "use torch.distributed._coalescing_manager without a device",
+}
 
 
 class HvdProcessGroup(Reductions, Moves, Pairs, _Base):
@@ -142,6 +151,17 @@ def create(options: Any, _: Any = None) -> HvdProcessGroup:
     return HvdProcessGroup(options.store, options.group_rank, ranks, options.timeout, str(options.group_id), whole)
 
 
+def _refusing(call: str, instead: str) -> Any:
+    def refuse(self: HvdProcessGroup, *_: Any, **__: Any) -> Any:
+        raise HvdNotYetError(
+            f"process group {self._label!r} of rank {self.rank()}: backend hvdlite has no {call}: {instead} [HVD246]"
+        )
+
+    return refuse
+
+
+for _call, _instead in _ABSENT.items():
+    setattr(HvdProcessGroup, _call, _refusing(_call, _instead))
 functional.serve(HvdProcessGroup)
 
 # torch.compile would follow a frame of ours and stumble over members that torch has not registered for a group.

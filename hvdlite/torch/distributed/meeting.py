@@ -217,8 +217,12 @@ class Job:
         if key not in self._sets:
             everyone = len(key) == _core.size()
             self._sets[key] = process_set.global_process_set if everyone else process_set.open_among(key, exchange)
-        self._groups[key] = self._groups.get(key, 0) + 1
-        return self._sets[key], self._groups[key] == 1
+        self._groups[key] = count = self._groups.get(key, 0) + 1
+        # The store may end with rank 0's process: nobody goes on before all have read what they need there.
+        name = f"torch.distributed.{self._worlds}.{count}"
+        inside = process_set.number_of(self._sets[key])
+        _core.request(_core.BARRIER, 0, 0, name, (), process_set=inside).run(0, 0, None)
+        return self._sets[key], count == 1
 
     def leave(self) -> None:
         """The default group is destroyed."""

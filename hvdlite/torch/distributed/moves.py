@@ -28,13 +28,13 @@ class Moves(Submission):
     def broadcast(self, tensors: Any, opts: Any, timeout: Any = None) -> Work:
         """Each tensor becomes the root's."""
         tensors = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
-        root = opts if isinstance(opts, int) else opts.rootRank
+        root = self._root(opts)
         sources = [read(each) for each in tensors]
         given = [each if each.dtype in DTYPES else moved(each) for each in sources]
         return self._go(
             _core.BROADCAST, "broadcast", [Part(each, each, each.shape) for each in given],
             tensors, None if self._me == root else landing(sources, tensors),
-            None if isinstance(opts, int) else opts, root=self._place[root],
+            opts, root=self._place[root],
         )  # fmt: skip
 
     # -- everyone gets the same
@@ -141,9 +141,11 @@ class Moves(Submission):
             list(outputs), opts,
         )  # fmt: skip
 
-    def gather(self, outputs: Any, inputs: Any, opts: Any) -> Work:
+    def gather(self, outputs: Any, inputs: Any, opts: Any, timeout: Any = None) -> Work:
         """The root's outputs become what the ranks gave."""
-        source, root = moved(inputs[0]), opts.rootRank
+        if isinstance(inputs, torch.Tensor):
+            outputs, inputs = [outputs], [inputs]
+        source, root = moved(inputs[0]), self._root(opts)
         if self._me == root and len(outputs[0]) != self._count:
             raise ValueError(f"gather needs a list of {self._count} tensors on the root [HVD201]")
         splits = [source.numel() if each == root else 0 for each in range(self._count)]
@@ -153,9 +155,11 @@ class Moves(Submission):
             self._place[root],
         )  # fmt: skip
 
-    def scatter(self, outputs: Any, inputs: Any, opts: Any) -> Work:
+    def scatter(self, outputs: Any, inputs: Any, opts: Any, timeout: Any = None) -> Work:
         """The output becomes what the root gave for this rank."""
-        (output,), root = outputs, opts.rootRank
+        if isinstance(outputs, torch.Tensor):
+            outputs, inputs = [outputs], [inputs]
+        (output,), root = outputs, self._root(opts)
         given = inputs[0] if self._me == root else []
         if self._me == root and len(given) != self._count:
             raise ValueError(f"scatter needs a list of {self._count} tensors on the root [HVD201]")

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import AllreduceOptions, Work
+from torch._C._distributed_c10d import Work
 
 from ... import _core
 from ...ops import Average, Max, Min, Product, Sum
@@ -38,7 +38,7 @@ class Reductions(Submission):
 
     def _reduction(self, opts: Any) -> tuple[int, dict[str, Any]]:
         """The number of torch's operation, and what the core is to do for it."""
-        asked: Any = getattr(opts, "reduceOp", _Op.SUM)
+        asked: Any = opts if isinstance(opts, (_Op, _Op.RedOpType)) else getattr(opts, "reduceOp", _Op.SUM)
         number = hash(asked)
         if number == _PREMUL:
             return number, {"op": Sum, "prescale": asked.__getstate__()[1]}  # torch 2.2 has no asked.factor
@@ -67,9 +67,6 @@ class Reductions(Submission):
                 raise
             return DONE
         tensors = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
-        if opts is not None and not hasattr(opts, "reduceOp"):  # the form that takes an operation
-            asked, opts = opts, AllreduceOptions()
-            opts.reduceOp = asked
         if any(each.layout is not torch.strided for each in tensors):
             return self._sparse(tensors, opts)
         return self._everywhere("all_reduce", tensors, opts, tensors)
@@ -154,15 +151,17 @@ class Reductions(Submission):
         parts = [Part(each, None, shape) for each, shape in zip(rows, shapes)]
         return self._go(_core.ALLGATHER, "sparse", parts, tensors, finish, opts)
 
-    def reduce(self, tensors: Any, opts: Any) -> Work:
+    def reduce(self, tensors: Any, opts: Any, op: Any = None, timeout: Any = None) -> Work:
         """The root's tensor becomes the reduction; the others' stay as they are."""
+        tensors, given = [tensors] if isinstance(tensors, torch.Tensor) else tensors, self._root(opts)
+        opts = opts if op is None else op
         number, terms = self._reduction(opts)
         if number in _BITS:
-            kept = [each if self._me == opts.rootRank else each.clone() for each in tensors]
+            kept = [each if self._me == given else each.clone() for each in tensors]
             return self._everywhere("reduce", kept, opts, list(tensors))
         (source,), (tensor,) = self._sources(tensors, terms), tensors
-        root = self._place[opts.rootRank]
-        if self._me != opts.rootRank:
+        root = self._place[given]
+        if self._me != given:
             return self._go(
                 _core.REDUCE, "reduce", [Part(source, None, source.shape)], [tensor], None, opts, root=root,
                 **terms,
@@ -208,8 +207,10 @@ class Reductions(Submission):
         """The output becomes this rank's part of the reduction of the input."""
         return self.reduce_scatter_single_coalesced([output], [input], opts)
 
-    def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> Work:
+    def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None) -> Work:
         """The output becomes the reduction of the inputs that are for this rank."""
+        if isinstance(outputs, torch.Tensor):
+            outputs, inputs = [outputs], [inputs]
         (output,), (parts,) = outputs, inputs
         if len(parts) != self._count:
             raise ValueError(f"reduce_scatter: {len(parts)} inputs for {self._count} ranks: pass one for each [HVD201]")

@@ -67,6 +67,16 @@ class Submission:
             return f"{what}.{self._label}.then.{self._asides % _NAMES}"
         return None if self._unnamed else f"{what}.{self._label}.{self._calls % _NAMES}"
 
+    def _root(self, opts: Any) -> int:
+        """The root in the group, which the group's own methods also take as a number. Raises ValueError."""
+        root: int = opts if isinstance(opts, int) else opts.rootRank
+        if not 0 <= root < self._count:
+            raise ValueError(
+                f"process group {self._label!r}: rank {self._me} names rank {root} as the root: pass one of 0 to "
+                f"{self._count - 1} [HVD216]"
+            )
+        return root
+
     def _timeout(self, opts: Any) -> float | None:
         asked = getattr(opts, "timeout", None)
         return asked.total_seconds() if asked is not None and _NO_TIME < asked < _DEFAULT else self._limit
