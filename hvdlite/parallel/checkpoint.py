@@ -48,6 +48,8 @@ class Saved:
     _flushes: bool
     _batches: int
     _since: int
+    _timeout: float | None
+    _broken: bool
     _usable: Callable[[], None]
 
     def state_dict(self) -> dict[str, Any]:
@@ -73,7 +75,7 @@ class Saved:
             found.update((name, value) for name, value, _ in self._items())
             found.update(self._shared(), **{"pipeline/random": _random(), "pipeline/layout": self._layout()})
 
-        exchanged(made, "part")
+        exchanged(made, "part", timeout=self._timeout)
         return found
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -129,9 +131,9 @@ class Saved:
                 pass
             return self._shared(), _random(), self.finish.optimizer is not None
 
-        everyone = exchanged(told, "whole")
+        everyone = exchanged(told, "whole", timeout=self._timeout)
         shared = _agreed([(rank, each) for rank, (each, _, learns) in enumerate(everyone) if learns]) or everyone[0][0]
-        whole = assembled(self._items, self._mesh, root_rank, (self._axes[1], self._cut()))
+        whole = assembled(self._items, self._mesh, root_rank, (self._axes[1], self._cut()), self._timeout)
         if whole is not None:
             states = [random for _, random, _ in everyone]
             whole.update(shared, **{"pipeline/random": {"mesh": dict(self._mesh.shape), "states": states}})
@@ -245,8 +247,10 @@ class Saved:
             found.extend(changes(self.module, saved, tp, self.finish.optimizer))
             found.extend(self._changes(saved, tp))
 
-        exchanged(checked, "load")
-        apply(found)
+        exchanged(checked, "load", timeout=self._timeout)
+        self._broken = True  # what fails now has changed a part
+        exchanged(lambda: apply(found), "loaded", timeout=self._timeout)
+        self._broken = False
         self._batches = self._since = saved["pipeline/batches"]
         self.weights.restart(self._batches * self.micro_batches)
         if random is not None:

@@ -110,7 +110,14 @@ class Finish:
                 self.added(weight.grad, name, tie.group)
         if self.data is None:
             return
-        params = [p for p in self.module.parameters() if p.requires_grad]
+        learning = {name: p for name, p in self.module.named_parameters() if p.requires_grad}
+        params = list(learning.values())
+        for name, p in learning.items():
+            if p.grad is not None and p.grad.layout != torch.strided:
+                raise ValueError(
+                    f"the gradient of {name!r} is sparse, and copies of a stage cannot average it: make the layer with "
+                    "sparse=False [HVD203]"
+                )
         used = torch.tensor([float(p.grad is not None) for p in params])  # a branch may run on some ranks only
         used_anywhere = hvd.allreduce_async(used, op=hvd.Max, name=f"{self.name}.used", process_set=self.data)
         grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in params]

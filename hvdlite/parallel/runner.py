@@ -15,6 +15,7 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, cast
+from weakref import WeakSet
 
 import torch
 
@@ -28,7 +29,7 @@ from .chunk import Chunk
 from .edge import Edge
 from .finish import Finish, digests, ties_of
 from .settings import agree, check_parts, chosen, named, number_of, same_start
-from .stage import in_flight
+from .stage import chunks_on
 from .structure import copied, joined
 from .weights import Place, Policy
 
@@ -132,7 +133,7 @@ class Pipeline(Saved):
             stage, optimizer, self.stage, averaged, model, ties, name, lr_scheduler, scaler, clip, timeout
         )
         self._batches, self._since = 0, 0  # mini-batches; how many when the pipeline was last empty
-        in_flight[stage] = [chunk.live for chunk in self._chunks]
+        chunks_on.setdefault(stage, WeakSet()).update(self._chunks)
         self._x: dict[int, Any] = {}
         self._y: dict[int, Any] = {}
         self._losses: dict[int, list[torch.Tensor]] = {}  # by mini-batch
@@ -343,6 +344,11 @@ class Pipeline(Saved):
                 f"stage {self.stage}: an earlier step raised an error, so the stages of this pipeline no longer "
                 "agree: load a checkpoint into a new pipeline [HVD015]"
             )
+        if any(chunk.live for chunk in chunks_on[self.module] if chunk not in self._chunks):
+            raise ValueError(
+                f"stage {self.stage}: another pipeline of this stage has micro-batches in flight: call its drain() "
+                "first [HVD015]"
+            )
 
     def _settle(self) -> None:
         for chunk in self._chunks:
@@ -403,7 +409,7 @@ class Pipeline(Saved):
                     results.append((copied(out), 0))
                 elif chunk.after is None:
                     part = self._y.pop(k)
-                    results.append((self._loss(out, part), (self._count or micro_batches.rows_of)(part)))
+                    results.append((self._loss(out, part).clone(), (self._count or micro_batches.rows_of)(part)))
                 k += 1
                 more = k < count
             chunk.settle()

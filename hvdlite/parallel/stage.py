@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Any, Union
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 from torch import nn
 
@@ -17,8 +17,9 @@ from ..mesh import Mesh
 
 Layer = Union[nn.Module, Callable[[], nn.Module]]
 
-# By stage, what a Pipeline has in flight in each of its chunks: a checkpoint must not come in between.
-in_flight: WeakKeyDictionary[nn.Module, list[dict[int, Any]]] = WeakKeyDictionary()
+# By stage, the chunks of all its pipelines: a checkpoint, or a step of another one, must not come in between what is in
+# flight there.
+chunks_on: WeakKeyDictionary[nn.Module, WeakSet[Any]] = WeakKeyDictionary()
 
 
 class Stage(nn.Sequential):

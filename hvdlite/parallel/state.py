@@ -23,7 +23,7 @@ import hvdlite.torch as hvd
 
 from .._warned import warn
 from ..torch.adapter import DTYPES
-from .stage import in_flight
+from .stage import chunks_on
 from .tensor import part_of
 from .values import alike, exchanged, plain
 
@@ -35,7 +35,7 @@ _OWN = {"params", "param_names", "capturable", "differentiable", "foreach", "fus
 
 def items(stage: torch.nn.Module, optimizer: Any) -> Iterator[Item]:
     """All that this stage holds; the optimizer's state and hyperparameters by the parameter's name."""
-    if any(in_flight.get(stage, ())):
+    if any(chunk.live for chunk in chunks_on.get(stage, ())):
         raise ValueError("a checkpoint needs a pipeline without micro-batches in flight: call drain() first [HVD015]")
     groups = {} if optimizer is None else _hyperparameters(stage, optimizer)
     for name, p in stage.named_parameters(remove_duplicate=False):
@@ -134,7 +134,8 @@ def whole_state(
 
 
 def assembled(
-    make: Callable[[], Iterable[Item]], mesh: hvd.Mesh, root_rank: int, axes: tuple[str, str]
+    make: Callable[[], Iterable[Item]], mesh: hvd.Mesh, root_rank: int, axes: tuple[str, str],
+    timeout: float | None = None
 ) -> dict[str, Any] | None:  # fmt: skip
     """What make yields on all stages, on the root. A call of all ranks."""
     lengths = {axis: mesh.shape[axis] for axis in axes if axis in mesh.shape}
@@ -160,7 +161,7 @@ def assembled(
         return found
 
     everyone = (
-        {hvd.rank(): described()} if pp is None else dict(zip(pp.ranks, exchanged(described, "whole", process_set=pp)))
+        {hvd.rank(): described()} if pp is None else dict(zip(pp.ranks, exchanged(described, "whole", pp, timeout)))
     )
     whole: dict[str, Any] = {}
     for rank, told in everyone.items():

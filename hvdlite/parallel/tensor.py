@@ -387,7 +387,7 @@ def _pair(x: torch.Tensor, there: Way, back: Way, group: Group, name: str | None
     return _Pair.apply(x, there, back, group, name, None if name is None else name + ".backward")
 
 
-_LOOK_BACK = 16  # operations; a norm, a dropout and a residual have fewer. It takes 1 us for each
+_LOOK_BACK = 64  # operations between two layers, such as norms, dropout and residuals. It takes 1 us for each
 
 
 def _added(x: torch.Tensor, group: Group, name: str | None) -> bool:

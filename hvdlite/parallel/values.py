@@ -46,7 +46,8 @@ def alike(a: Any, b: Any) -> bool:
 
 
 def exchanged(
-    make: Callable[[], Any], name: str, process_set: hvd.ProcessSet = hvd.global_process_set
+    make: Callable[[], Any], name: str, process_set: hvd.ProcessSet = hvd.global_process_set,
+    timeout: float | None = None
 ) -> list[Any]:  # fmt: skip
     """What make returns on each rank of the set. A ValueError of one rank is raised on all of them; another exception
     there, and a ValueError on the others."""
@@ -56,6 +57,10 @@ def exchanged(
         told = make(), None
     except Exception as error:
         mine, told = error, (None, str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}")
+    if timeout is not None:  # allgather_object has none, so a barrier comes before
+        hvd.synchronize(
+            hvd.allreduce_async(torch.zeros(1), name=f"{name}.comes", process_set=process_set), timeout=timeout
+        )
     everyone = hvd.allgather_object(told, name=name, process_set=process_set)
     if mine is not None and not isinstance(mine, ValueError):
         raise mine

@@ -147,3 +147,51 @@ class Turns(Mlp):
     def forward(self, x):
         self.calls += 1
         return (super().forward(x), None if self.calls % 2 else x)
+
+
+@as_ranks(2)
+def test_two_pipelines_of_one_stage():
+    first = piped(mlps(), schedule="continuous", update="stash")
+    second = parallel.Pipeline(
+        first.module, first.finish.optimizer, hvd.Mesh(pp=2), F.cross_entropy, 4, timeout=20
+    )  # fmt: skip
+    x, y = rows(1)[0]
+    first.step(x, y)
+    for call in (lambda: second.step(x, y), second.state_dict, lambda: second.evaluate(x, y)):
+        with pytest.raises(ValueError, match="in flight.*HVD015"):
+            call()
+    first.drain()
+    second.step(x, y)
+
+
+class Reused(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.kept = torch.zeros(())
+
+    def forward(self, out, y):
+        return self.kept.copy_(F.cross_entropy(out, y)) if not torch.is_grad_enabled() else F.cross_entropy(out, y)
+
+
+@as_ranks(2)
+def test_a_loss_that_returns_one_buffer():
+    x, y = rows(1)[0]
+    means = [piped(mlps(), loss=loss).evaluate(x, y, everywhere=True) for loss in (Reused(), F.cross_entropy)]
+    assert torch.equal(*means)
+
+
+class Fails(Mlp):
+    def get_extra_state(self):
+        return 1
+
+    def set_extra_state(self, state):
+        raise KeyError("no such state")
+
+
+@as_ranks(2)
+def test_a_load_that_fails_halfway_fails_everywhere():
+    pipe = piped(made(lambda place: Fails() if place == 3 else Mlp()))
+    with pytest.raises(KeyError if hvd.rank() else ValueError, match="no such state"):
+        pipe.load_state_dict(pipe.state_dict())
+    with pytest.raises(ValueError, match="HVD015"):
+        pipe.step(*rows(1)[0])

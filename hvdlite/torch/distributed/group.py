@@ -153,6 +153,8 @@ def create(options: Any, _: Any = None) -> HvdProcessGroup:
 
 def _refusing(call: str, instead: str) -> Any:
     def refuse(self: HvdProcessGroup, *_: Any, **__: Any) -> Any:
+        # else torch collects later collectives, of which none would ever run, once this error is caught
+        dist.distributed_c10d._world.pg_coalesce_state.pop(self, None)
         raise HvdNotYetError(
             f"process group {self._label!r} of rank {self.rank()}: backend hvdlite has no {call}: {instead} [HVD246]"
         )

@@ -84,11 +84,11 @@ class Exchange:
 
         def unwelcome() -> int | None:
             nonlocal drawn
+            if self._look(f"hello/{me}") != mine:  # not yet, or somebody else has written there
+                self._store.set(f"hello/{me}", mine)
             hello, _, drawn = self._look(f"welcome/{me}").partition(" ")
             return None if hello == mine else first
 
-        if me != first:
-            self._store.set(f"hello/{me}", mine)
         self._wait(without if me == first else unwelcome)
         if me != first:
             self._store.set(f"ack/{me}", drawn)
