@@ -100,7 +100,8 @@ class Saved:
                         "rank its own part, or use whole_state and load_whole for another layout [HVD018]"
                     )
 
-        self._load(state, None, state.get("pipeline/random"), fits)
+        self._load(state, None, fits)
+        _set_random(state["pipeline/random"])
 
     def whole_state(self, root_rank: int = 0) -> dict[str, Any] | None:
         """Gather on one rank all that the next step reads, for any layout. All ranks must call it, after ``drain``.
@@ -153,10 +154,10 @@ class Saved:
         Example:
             >>> pipe.load_whole(torch.load("whole.pt", weights_only=True, mmap=True))
         """
-        cut, random = self._cut(), whole.get("pipeline/random", {"mesh": None})
-        here = random["mesh"] is not None and list(random["mesh"].items()) == list(self._mesh.shape.items())
-        self._load(whole, self._mesh.group(cut) if cut in self._mesh.shape else None, None)
-        if here:
+        cut = self._cut()
+        self._load(whole, self._mesh.group(cut) if cut in self._mesh.shape else None)
+        random = whole.get("pipeline/random", {"mesh": None})
+        if random["mesh"] is not None and list(random["mesh"].items()) == list(self._mesh.shape.items()):
             _set_random(random["states"][hvd.rank()])
         else:
             warn(
@@ -232,16 +233,16 @@ class Saved:
     # loading
 
     def _load(
-        self, saved: Mapping[str, Any], tp: hvd.ProcessSet | None, random: Any, fits: Callable[[], None] = lambda: None
+        self, saved: Mapping[str, Any], tp: hvd.ProcessSet | None, fits: Callable[[], None] = lambda: None
     ) -> None:
         found: list[Callable[[], Any]] = []
 
         def checked() -> None:
             self._empty()
-            if "pipeline/batches" not in saved:
+            if not isinstance(saved, Mapping) or "pipeline/batches" not in saved:
                 raise ValueError(
-                    "the checkpoint has no 'pipeline/batches', so no method of a Pipeline has made it: load the value "
-                    "of parallel.whole_state with parallel.load_whole [HVD018]"
+                    f"the checkpoint (a {type(saved).__name__}) has no 'pipeline/batches', so no method of a Pipeline "
+                    "has made it: load the value of parallel.whole_state with parallel.load_whole [HVD018]"
                 )
             fits()
             found.extend(changes(self.module, saved, tp, self.finish.optimizer))
@@ -253,8 +254,6 @@ class Saved:
         self._broken = False
         self._batches = self._since = saved["pipeline/batches"]
         self.weights.restart(self._batches * self.micro_batches)
-        if random is not None:
-            _set_random(random)
 
     def _changes(self, saved: Mapping[str, Any], tp: hvd.ProcessSet | None) -> Iterator[Callable[[], Any]]:
         scheduler, optimizer = self.finish.lr_scheduler, self.finish.optimizer
