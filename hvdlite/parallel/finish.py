@@ -110,9 +110,9 @@ class Finish:
                 self.added(weight.grad, name, tie.group)
         if self.data is None:
             return
-        learning = {name: p for name, p in self.module.named_parameters() if p.requires_grad}
-        params = list(learning.values())
-        for name, p in learning.items():
+        trained = {name: p for name, p in self.module.named_parameters() if p.requires_grad}
+        params = list(trained.values())
+        for name, p in trained.items():
             if p.grad is not None and p.grad.layout != torch.strided:
                 raise ValueError(
                     f"the gradient of {name!r} is sparse, and copies of a stage cannot average it: make the layer with "

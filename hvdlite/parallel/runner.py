@@ -119,7 +119,8 @@ class Pipeline(Saved):
             (*said, scaler and scaler.state_dict()), name, digests(stage, ties), mesh.rank_at(**{axis: 0})
         )
         schedules.check(self._lists(), micro_batches=micro_batches, together=together, chunks=self.chunks)
-        self._timeout, self._ahead = timeout, together and not self._flushes and micro_batches < self.stages
+        self._timeout = timeout
+        self._loss_is_late = together and not self._flushes and micro_batches < self.stages
         steady = [] if self._flushes else self._plan(self.stage, self.stages, micro_batches, 2 * self.stages)
         place = Place(self.stage, self.stages, micro_batches, float(schedules.delay(steady)))
         self.weights = policy(stage, place, **options)
@@ -190,7 +191,7 @@ class Pipeline(Saved):
         """
         if not torch.is_grad_enabled():
             raise ValueError("step() computes gradients: call it outside torch.no_grad() [HVD011]")
-        if everywhere and self._ahead:
+        if everywhere and self._loss_is_late:
             raise ValueError(
                 f"step(everywhere=True) with clip, tied or scaler needs at least as many micro-batches as stages, but "
                 f"{self.micro_batches} < {self.stages}: the last stage makes update n before the loss of a later "

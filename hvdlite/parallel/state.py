@@ -171,7 +171,7 @@ def assembled(
             elif rank == hvd.rank():
                 tensor = _gathered(mine[i][1].cpu(), mine[i][2], tp, name)
                 if rank == root_rank:
-                    whole[name] = _as(tensor.clone(), dtype)
+                    whole[name] = _from_pairs(tensor.clone(), dtype)
                 elif pp is not None and root_rank in pp.ranks:
                     shape = torch.tensor([*tensor.shape, 1], dtype=torch.int64)
                     hvd.send(shape, root_rank, name=f"shape.{name}", process_set=pp)
@@ -179,13 +179,14 @@ def assembled(
             elif pp is not None and hvd.rank() == root_rank:
                 shape = hvd.recv(torch.empty(dims + 1, dtype=torch.int64), rank, name=f"shape.{name}", process_set=pp)
                 tensor = torch.empty(shape.tolist()[:-1], dtype=torch.empty(0, dtype=dtype).real.dtype)
-                whole[name] = _as(hvd.recv(tensor, rank, name=f"whole.{name}", process_set=pp), dtype)
+                whole[name] = _from_pairs(hvd.recv(tensor, rank, name=f"whole.{name}", process_set=pp), dtype)
     if pp is not None:  # one that has sent all and leaves the job would end what others of the line still send
         hvd.barrier(process_set=pp)
     return whole if hvd.rank() == root_rank else None
 
 
-def _as(t: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+def _from_pairs(t: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Complex numbers have travelled as pairs."""
     return torch.view_as_complex(t) if dtype.is_complex else t
 
 
