@@ -1,8 +1,10 @@
 """A rank's end: what it has asked servers and pushed to them, and what of that is not answered yet.
 
-No thread: a caller that waits does the work, and ZeroMQ's own thread moves bytes and heartbeats meanwhile. What is not
-answered is sent again under its number after 1, 2, 4, 8 s, so a lost message or a broken connection changes nothing. A
-push goes to every server that holds a copy of its rows, and is done when all of them that live have said so.
+No thread: a caller that waits does the work, and ZeroMQ's own thread moves bytes and heartbeats meanwhile. Several
+threads may call. One of those that wait watches the sockets and tells the others when something has come; none waits
+with the lock. What is not answered is sent again under its number after 1, 2, 4, 8 s, so a lost message or a broken
+connection changes nothing. A push goes to every server that holds a copy of its rows, and is done when all of them that
+live have said so.
 
 That a server is dead says only who has started it, who has seen its process end: two ranks never disagree about it. A
 server that is silent for HVDLITE_PEER_TIMEOUT is an error of the rank that waits for it.
@@ -10,7 +12,10 @@ server that is silent for HVDLITE_PEER_TIMEOUT is an error of the rank that wait
 
 from __future__ import annotations
 
+import contextlib
 import json
+import select
+import socket
 import sys
 import threading
 import time
@@ -21,11 +26,11 @@ import numpy as np
 
 from .. import _core, _curve, _life
 from .._coded import uncoded
-from .._public import Handle
-from ..errors import HvdError, HvdInitError, HvdPeerLostError, HvdTimeoutError
+from ..errors import HvdError, HvdInitError, HvdPeerLostError
 from . import messages
 from .patience import Limits
 from .protocol import WINDOW
+from .questions import Link, Question, Sent
 from .server import SILENCE_MS, send
 
 _AGAIN_MAX = 8  # times that
@@ -33,61 +38,8 @@ _SLICE_S = 0.05  # of a wait, after which other news is looked at
 WINDOW_BYTES = 32 << 20  # of pushes to one server that are not done
 
 
-class Question:
-    """Something under way: messages to servers that are not answered. `rows` is what a pull fills."""
-
-    def __init__(self, table: Any = None, rows: Any = None, clock: int = 0) -> None:
-        self.table, self.rows, self.clock = table, rows, clock
-        self.left = 0  # messages
-        self.answer: Any = None
-
-
-class Awaited(Handle):
-    """A pull or a push under way, for hvd.synchronize. made: makes the result when it is answered."""
-
-    __slots__ = ("_question",)
-
-    def __init__(self, question: Question, made: Callable[[], Any]) -> None:
-        super().__init__([], lambda pending: made())
-        self._question = question
-
-    def done(self) -> bool:
-        client = self._question.table.ready()
-        with client.lock:
-            client.turn()
-            return not self._question.left
-
-    def wait(self, timeout: Any = None) -> Any:
-        table = self._question.table
-        table.wait(self._question, _core.seconds_of(timeout))
-        if self._question.left:
-            error = HvdTimeoutError(f"table {table.name!r}: servers did not answer within {timeout} s [HVD031]")
-            error.handle = self
-            raise error
-        return super().wait()
-
-
-class _Sent:
-    """A message that is not answered."""
-
-    def __init__(self, question: Question, frames: list[Any], where: Any) -> None:
-        self.question, self.frames, self.where = question, frames, where
-        self.at = time.monotonic()
-        self.wait = Client.AGAIN_S
-
-
-class _Link:
-    """The way to one server."""
-
-    def __init__(self, socket: Any) -> None:
-        self.socket, self.ended = socket, ""  # how, once it has
-        self.pushes, self.push_bytes = 0, 0  # numbers given out; of those that are not done
-        self.sent: dict[int, dict[int, _Sent]] = {messages.PULL: {}, messages.PUSH: {}, messages.CALL: {}}
-        self.heard = time.monotonic()
-
-
 class Client:
-    """All links of this rank. `lock` is held by every call; sockets may be used by one thread at a time."""
+    """All links of this rank. Who uses sockets or changes what is kept here holds `lock`, and does not wait then."""
 
     AGAIN_S = 1.0  # until a message is sent again, at first
 
@@ -96,21 +48,28 @@ class Client:
     ) -> None:
         self._zmq = _curve.zmq_for("hvd.ps")
         self.rank, self.session, self.limits, self.servers = rank, session, limits, len(addresses)
-        self._context, self._poller = self._zmq.Context(), self._zmq.Poller()
-        self._links: list[_Link] = []
+        self._context, self._watch = self._zmq.Context(), select.poll()
+        self._links: list[Link] = []
         keys = _curve.Keys(secret, "ps", self._zmq)
         for number, address in enumerate(addresses):
-            socket = self._context.socket(self._zmq.DEALER)
-            _curve.bounded(socket, SILENCE_MS)
-            socket.linger = 0
-            socket.setsockopt(self._zmq.ROUTING_ID, b"%d" % rank)
+            dealer = self._context.socket(self._zmq.DEALER)
+            _curve.bounded(dealer, SILENCE_MS)
+            dealer.linger = 0
+            dealer.setsockopt(self._zmq.ROUTING_ID, b"%d" % rank)
             if encrypted:
-                keys.connect_to(socket, number)
-            keys.connect(socket, address)
-            self._poller.register(socket, self._zmq.POLLIN)
-            self._links.append(_Link(socket))
-        self._number_of = {link.socket: number for number, link in enumerate(self._links)}
+                keys.connect_to(dealer, number)
+            keys.connect(dealer, address)
+            self._watch.register(dealer.FD, select.POLLIN)
+            self._links.append(Link(dealer))
         self.lock = threading.RLock()
+        self._came = threading.Condition(self.lock)  # something has come, or no thread watches any more
+        self._watched = False  # a thread waits for the sockets
+        self._bell, self._rung = (
+            socket.socketpair()
+        )  # wakes it: another thread has used the sockets, which takes its news
+        self._bell.setblocking(False)
+        self._rung.setblocking(False)
+        self._watch.register(self._rung.fileno(), select.POLLIN)
         self.tables: list[Any] = []
         self.failed: Exception | None = None
         self._numbers = 0
@@ -132,8 +91,11 @@ class Client:
         return self._links[server].pushes
 
     def _put(self, server: int, frames: list[Any]) -> None:
+        if self.failed is not None:
+            raise self.failed
         self.bytes_out += send(self._links[server].socket, frames)
         self.messages_out += 1
+        self._ring()
 
     def _head(self, kind: int, server: int, **more: int) -> bytes:
         return messages.pack(kind, self.rank, server, self.session, **more)
@@ -143,7 +105,7 @@ class Client:
         if not any(link.sent.values()):
             link.heard = time.monotonic()  # it had nothing to say
         question.left += 1
-        link.sent[kind][number] = _Sent(question, frames, where)
+        link.sent[kind][number] = Sent(question, frames, where, self.AGAIN_S)
         self._put(server, frames)
 
     def pull(self, question: Question, server: int, ids: Any, where: Any) -> None:
@@ -158,28 +120,39 @@ class Client:
     def push(self, question: Question, server: int, table: int, clock: int, body: list[Any], flags: int = 0) -> None:
         """Sends rows' gradients, of one piece at most. Waits while too many pushes to this server are not done."""
         link = self._links[server]
-        self.until(lambda: len(link.sent[messages.PUSH]) < WINDOW and link.push_bytes < WINDOW_BYTES)
-        if link.ended:
-            return
-        link.pushes += 1
-        link.push_bytes += sum(each.nbytes for each in body)
-        head = self._head(
-            messages.PUSH, server, table=table, number=link.pushes, clock=clock, flags=flags,
-            rows=len(body[0]) if body else 0,
-        )  # fmt: skip
-        self._ask(question, server, messages.PUSH, link.pushes, [head, *body], None)
+
+        def sent() -> bool:
+            if len(link.sent[messages.PUSH]) >= WINDOW or link.push_bytes >= WINDOW_BYTES:
+                return False
+            if not link.ended:
+                link.pushes += 1
+                link.push_bytes += sum(each.nbytes for each in body)
+                head = self._head(
+                    messages.PUSH, server, table=table, number=link.pushes, clock=clock, flags=flags,
+                    rows=len(body[0]) if body else 0,
+                )  # fmt: skip
+                self._ask(question, server, messages.PUSH, link.pushes, [head, *body], None)
+            return True
+
+        self.until(sent)
 
     def ask(self, server: int, do: str, table: int = 0, **more: Any) -> Any:
-        """What a server answers; None: it has ended."""
-        with self.lock:
-            question = Question()
-            if not self._links[server].ended:
+        """What a server answers; None: it has ended. A server answers one call of a rank at a time."""
+        link, question = self._links[server], Question()
+
+        def sent() -> bool:
+            if link.sent[messages.CALL]:
+                return False
+            if not link.ended:
                 self._numbers += 1
                 head = self._head(messages.CALL, server, table=table, number=self._numbers)
                 body = json.dumps({"do": do, **more}).encode()
                 self._ask(question, server, messages.CALL, self._numbers, [head, body], None)
-            self.wait(question)
-            return question.answer
+            return True
+
+        self.until(sent)
+        self.wait(question)
+        return question.answer
 
     def call(self, server: int, do: str, table: int = 0, **more: Any) -> Any:
         """Asks a server to do something, and waits for it. Raises what it could not do."""
@@ -198,24 +171,53 @@ class Client:
         self.until(lambda: not question.left)
 
     def until(self, over: Callable[[], bool]) -> None:
-        """Does what is to be done until that is so. Raises what a server or the job has failed by."""
-        while True:
-            with self.lock:
-                if over():
-                    return
-                self.turn(_SLICE_S)
+        """Does what is to be done until that is so. over() is called with the lock and must not wait. Call this without
+        the lock. Raises what a server or the job has failed by."""
+        with self.lock:
+            try:
+                while not over():
+                    if self._watched:
+                        self._came.wait(_SLICE_S)
+                        if self.failed is not None:
+                            raise self.failed
+                    elif not self.turn():
+                        self._rest()
+            finally:
+                self._came.notify_all()
 
-    def turn(self, patience: float = 0.0) -> None:
-        """Takes what has come, waiting for it at most so many seconds, and sends again what is due."""
-        for socket, _ in self._poller.poll(int(1000 * patience)):
-            for frames in _received(self._zmq, socket):
-                server = self._number_of[socket]
+    def _rest(self) -> None:
+        """Waits for the sockets, without the lock."""
+        self._watched = True
+        self.lock.release()
+        try:
+            ready = self._watch.poll(1000 * _SLICE_S)
+        finally:
+            self.lock.acquire()
+            self._watched = False
+        if any(number == self._rung.fileno() for number, _ in ready):
+            self._rung.recv(4096)
+
+    def _ring(self) -> None:
+        if self._watched:
+            with contextlib.suppress(BlockingIOError):  # it rings already
+                self._bell.send(b"\0")
+
+    def turn(self) -> bool:
+        """Takes what has come, and sends again what is due. Whether something had come. Called with the lock."""
+        if self.failed is not None:
+            raise self.failed
+        before = self.messages_in
+        for server, link in enumerate(self._links):
+            for frames in _received(self._zmq, link) if not link.ended else ():
                 head = messages.unpack(frames[0].buffer, server)
                 if head is not None and head.session == self.session:
                     self.bytes_in += sum(len(each) for each in frames)
                     self.messages_in += 1
-                    self._links[server].heard = time.monotonic()
+                    link.heard = time.monotonic()
                     self._take(server, head, [each.buffer for each in frames[1:]])
+        self._ring()
+        if self.messages_in != before:
+            self._came.notify_all()
         if self.failed is not None:
             raise self.failed
         now = time.monotonic()
@@ -226,6 +228,7 @@ class Client:
             self._look = now + _SLICE_S
             _core.raise_failure()
             self._send_again(now)
+        return self.messages_in != before
 
     def _send_again(self, now: float) -> None:
         for server, link in enumerate(self._links):
@@ -276,7 +279,7 @@ class Client:
         if link.ended:
             return
         link.ended = uncoded(text)
-        self._poller.unregister(link.socket)
+        self._watch.unregister(link.socket.FD)
         ended = [each for each in self._links if each.ended]
         single = next((table.name for table in self.tables if table.replicas < 2), None)
         if len(ended) > 1 or single is not None:
@@ -317,16 +320,20 @@ class Client:
             for server in range(self.servers):
                 head = self._head(messages.CALL, server, number=self._numbers)
                 self._ask(question, server, messages.CALL, self._numbers, [head, hello], None)
-            while waited := [k for k, link in enumerate(self._links) if link.sent[messages.CALL]]:
-                self.turn(_SLICE_S)
-                ended = "; ".join(link.ended for link in self._links if link.ended)
-                if ended:
-                    raise HvdInitError(f"{ended} before the first table was created [HVD024]")
-                if time.monotonic() > until:
-                    raise HvdInitError(
-                        f"parameter server {', '.join(map(str, waited))} did not answer within {self.limits.start:g} "
-                        "s (HVDLITE_START_TIMEOUT sets the limit) [HVD024]"
-                    )
+
+        def met() -> bool:
+            ended = "; ".join(link.ended for link in self._links if link.ended)
+            if ended:
+                raise HvdInitError(f"{ended} before the first table was created [HVD024]")
+            waited = [k for k, link in enumerate(self._links) if link.sent[messages.CALL]]
+            if waited and time.monotonic() > until:
+                raise HvdInitError(
+                    f"parameter server {', '.join(map(str, waited))} did not answer within {self.limits.start:g} "
+                    "s (HVDLITE_START_TIMEOUT sets the limit) [HVD024]"
+                )
+            return not waited
+
+        self.until(met)
 
     def flush(self, seconds: float = 1e9) -> None:
         """Until all pushes are done, at most so long."""
@@ -334,14 +341,18 @@ class Client:
         self.until(lambda: not any(link.sent[messages.PUSH] for link in self._links) or time.monotonic() > until)
 
     def close(self) -> None:
-        """No call may follow."""
+        """No call may follow; one that another thread waits for raises HvdError."""
         with self.lock:
+            self.failed = self.failed or HvdError(
+                "the job was shut down while a call to servers was under way [HVD035]"
+            )
+            self._ring()
             self._context.destroy(linger=0)
+            for each in (self._bell, self._rung):
+                each.close()
 
 
-def _received(zmq: Any, socket: Any) -> Iterator[list[Any]]:
-    for _ in range(WINDOW):
-        try:
-            yield socket.recv_multipart(zmq.NOBLOCK, copy=False)
-        except zmq.Again:
-            return
+def _received(zmq: Any, link: Link) -> Iterator[list[Any]]:
+    """Until there is nothing more: the descriptor of a ZeroMQ socket is readable only once for all that has come."""
+    while not link.ended and link.socket.get(zmq.EVENTS) & zmq.POLLIN:
+        yield link.socket.recv_multipart(zmq.NOBLOCK, copy=False)

@@ -52,7 +52,7 @@ class _Table:
         self.clocks = np.zeros(workers, np.int64)
         self._kept: dict[int, list[list[tuple[Any, Any]]]] = {}  # BSP, by step and worker: (slots, grads)
         self.parked: list[_Parked] = []
-        self.incoming: Shard | None = None  # is being loaded
+        self.job: Any = None  # a save or a load that is not over (background.py)
         self.broken = ""  # why it can give no rows any more
         self.applied = self.duplicates = self.pulls = self.lead = self.waited = 0
         self.waited_s = 0.0
@@ -94,7 +94,7 @@ class _Table:
         """Takes these rows from now on. What is pushed and not applied yet stays pushed."""
         for parts in (parts for of_worker in self._kept.values() for parts in of_worker):
             parts[:] = [(shard.slots(self.shard.ids_at(slots)), grads) for slots, grads in parts]
-        self.shard = shard
+        self.spec, self.shard = shard.spec, shard
 
 
 def _added(parts: list[tuple[Any, Any]]) -> tuple[Any, Any]:

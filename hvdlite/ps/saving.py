@@ -1,60 +1,74 @@
 """How is a table saved by its servers, and loaded by others? Each server writes its rows, any servers take them.
 
-A save is a folder of files of at most 64 MB (files.py says what is in them), which all servers must reach. A row with
-two copies is written by the first of its servers that lives. One rank asks each server for one file after the other,
-so that no question takes long, and writes the index last. For a load every server reads every file and keeps the rows
-whose parts it holds now: how many servers there were does not matter. They lie beside the old rows until all files are
-read.
+A save is a folder of files of at most 64 MB (files.py says what is in them), which all servers must reach. All servers
+work at once (background.py). A row with two copies is written by the first of its servers that lives. Rank 0 tells
+servers to begin, asks how far they are, and writes the index last. For a load each server reads those parts that it
+holds now: how many servers there were does not matter. They lie beside the old rows until all servers have read.
+
+Rows that nobody has touched are not in the files: the index has the seed and the scale that make them, and a table that
+loads it goes on with these.
 """
 
 from __future__ import annotations
 
-import json
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from . import files
+from . import background, files
 from .shard import Shard
 
 if TYPE_CHECKING:  # a server loads nothing of a rank
     from .client import Client
 
-_FILE_BYTES = 64 << 20
+_PAUSE_S, _PAUSE_MAX_S = 0.002, 0.25  # between two questions about progress
+_ABOUT = ("name", "rows", "dim", "rule", "options", "order", "scale", "seed")
 
 
-def save(client: Client, table: int, spec: dict[str, Any], folder: str) -> None:
-    """Called by one rank, when all ranks' pushes are done and none pushes. Raises HvdError, OSError."""
-    token = f"{time.time_ns():x}"
-    alive = client.alive()
-    pieces, dead = list[Any](), sorted(set(range(client.servers)) - set(alive))
+def begin(client: Client, table: int, folder: str) -> list[int]:
+    """All servers have their snapshot when this returns; which servers. Called by one rank, when all ranks' pushes are
+    done and none pushes. Raises HvdError."""
+    token, alive = f"{time.time_ns():x}", client.alive()
+    dead = sorted(set(range(client.servers)) - set(alive))
     for server in alive:
-        piece, more = 0, True
-        while more:
-            name = f"{token}-{server}-{piece}.npz"
-            said = client.call(server, "save", table, folder=folder, name=name, piece=piece, dead=dead)
-            pieces += [said["written"]] if said["written"]["rows"] else []
-            piece, more = piece + 1, said["more"]
-    files.write_index(folder, {key: spec[key] for key in ("name", "rows", "dim", "rule", "options")}, pieces)
+        client.call(server, "save", table, folder=folder, token=token, dead=dead)
+    return alive
 
 
-def load(client: Client, table: int, spec: dict[str, Any], folder: str) -> None:
-    """Called by one rank, as `save`. Raises ValueError for what cannot be loaded; then the table is as it was."""
-    _, pieces = files.read_index(folder, spec["rows"], spec["dim"], spec["rule"])
-    alive = client.alive()
+def finish(client: Client, table: int, spec: dict[str, Any], folder: str, servers: Sequence[int]) -> None:
+    """Waits until what `begin` has begun is written, and makes it valid. Raises HvdError, OSError."""
+    written = [piece for said in _ends(client, table, servers) for piece in said["written"]]
+    files.write_index(folder, {key: spec[key] for key in _ABOUT}, written)
+
+
+def load(client: Client, table: int, spec: dict[str, Any], folder: str) -> dict[str, Any]:
+    """What makes rows that were not touched: {"scale": ..., "seed": ...}. Called by one rank, as `begin`. Raises
+    ValueError for what cannot be loaded; then the table is as it was."""
+    about, pieces = files.read_index(folder, spec["rows"], spec["dim"], spec["rule"])
+    first = {key: about.get(key, spec[key]) for key in ("scale", "seed")}  # saves of hvdlite 0.2 have none
+    order, alive = about.get("order"), client.alive()
     for server in alive:
-        client.call(server, "load", table, folder=folder, piece=None)
-    for piece in pieces:
-        for server in alive:
-            client.call(server, "load", table, folder=folder, piece=piece)
+        client.call(server, "load", table, folder=folder, pieces=pieces, order=order, first=first)
+    _ends(client, table, alive)
     for server in alive:
         client.call(server, "loaded", table)
+    return first
 
 
-def _failed(error: Exception) -> dict[str, str]:
-    text = str(error)
-    return {"error": text if "[HVD034]" in text else f"{type(error).__name__}: {text} [HVD033]"}
+def _ends(client: Client, table: int, servers: Sequence[int]) -> list[dict[str, Any]]:
+    """What each of these servers says when its job is over. Raises the first error."""
+    said, pause = dict[int, dict[str, Any]](), _PAUSE_S
+    while True:
+        for server in servers:
+            if server not in said:
+                came = client.call(server, "progress", table)
+                said.update({server: came} if came else {})
+        if len(said) == len(servers):
+            return [said[server] for server in servers]
+        time.sleep(pause)
+        pause = min(_PAUSE_MAX_S, 1.5 * pause)
 
 
 def _save(server: Any, table: Any, asked: dict[str, Any]) -> Any:
@@ -62,36 +76,41 @@ def _save(server: Any, table: Any, asked: dict[str, Any]) -> Any:
     owners = shard.placement.owners
     lives = ~np.isin(owners, asked["dead"])
     first = owners[np.arange(len(owners)), lives.argmax(axis=1)]  # the first that lives
-    count = max(1, _FILE_BYTES // (8 + 4 * (shard.dim + shard.state_width)))
-    at = asked["piece"] * count
-    try:
-        written = files.write_piece(asked["folder"], asked["name"], *shard.piece(at, count, first == server.me))
-    except (OSError, ValueError) as error:
-        return _failed(error)
-    return {"written": written, "more": at + count < shard.used}
+    return _begun(table, lambda: background.Saving(shard, first == server.me, asked["folder"], asked["token"]))
 
 
 def _load(server: Any, table: Any, asked: dict[str, Any]) -> Any:
+    def load() -> background.Loading:
+        shard = Shard({**table.spec, **asked["first"]}, server.me, server.servers)
+        return background.Loading(shard, asked["folder"], asked["pieces"], asked["order"])
+
+    return _begun(table, load)
+
+
+def _begun(table: Any, job: Any) -> Any:
+    if table.job is not None:  # of a rank that has begun again, since a server was lost
+        table.job.stop()
+        table.job = None
     try:
-        if asked["piece"] is None:
-            table.incoming = Shard(table.spec, server.me, server.servers)
-        else:
-            ids, rows = files.read_piece(asked["folder"], asked["piece"])
-            shard = table.incoming
-            if rows.shape != (len(ids), shard.dim + shard.state_width) or (len(ids) and ids.max() >= shard.total):
-                name = json.dumps(asked["piece"])
-                raise ValueError(f"{name}: rows of shape {rows.shape} belong to another table [HVD034]")
-            shard.put(ids, rows)
+        table.job = job()
     except Exception as error:
-        table.incoming = None
-        return _failed(error)
+        return background.failed(error)
     return {}
+
+
+def _progress(server: Any, table: Any, asked: dict[str, Any]) -> Any:
+    said = table.job.progress()
+    if said is None:
+        return {}
+    if "loaded" not in said:
+        table.job = None
+    return said
 
 
 def _loaded(server: Any, table: Any, asked: dict[str, Any]) -> Any:
-    table.replace(table.incoming)
-    table.incoming = None
+    table.replace(table.job.shard)
+    table.job = None
     return {}
 
 
-CALLS = {"save": _save, "load": _load, "loaded": _loaded}
+CALLS = {"save": _save, "load": _load, "progress": _progress, "loaded": _loaded}

@@ -126,6 +126,8 @@ class _Serving:
     def _said_bye(self) -> bool:
         """Whether servers know that this rank has left, and have all that it has pushed."""
         with contextlib.suppress(HvdError):  # of a job that fails meanwhile
+            for table in self.client.tables:
+                table.saved(self._patience)
             self.client.flush(self._patience)
             for server in self.client.alive():
                 self.client.ask(server, "bye", worker=rank())

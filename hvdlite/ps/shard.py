@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +65,7 @@ class Shard:
     """spec: the table's description, as Table sends it. Methods raise Refused."""
 
     def __init__(self, spec: dict[str, Any], me: int, servers: int) -> None:
-        self.name, self.total, self.dim, self._me = spec["name"], spec["rows"], spec["dim"], me
+        self.spec, self.name, self.total, self.dim, self.me = spec, spec["name"], spec["rows"], spec["dim"], me
         self.rule = made(spec["rule"], spec["options"])
         self.state_width = self.dim * self.rule.columns + self.rule.extra
         self._first = Uniform(spec["scale"], spec["seed"])
@@ -150,13 +151,18 @@ class Shard:
                 self._rows[some] = rows
                 self._state[some] = state
 
-    def piece(self, first: int, count: int, owned: Any) -> tuple[Any, Any]:
-        """(ids, rows with state) of those rows among `count` from slot `first` on whose part is `owned` (bool)."""
-        last = min(first + count, self.used)
-        ids = self._ids[first:last]
-        mine = owned[self.placement.places(ids)[0]]
-        whole = np.concatenate([self._rows[first:last], self._state[first:last]], axis=1)
-        return ids[mine], whole[mine]
+    def by_part(self, owned: Any, count: int) -> Iterator[tuple[Any, Any]]:
+        """(ids, rows with state) of all rows whose part is `owned` (bool [parts]), by part, so many at a time."""
+        part = self.placement.places(self._ids[: self.used])[0].astype(np.int16)  # of which there are at most 16,384
+        order = np.argsort(part, kind="stable")
+        order = order[owned[part[order]]]
+        for begin in range(0, len(order), count):
+            some = order[begin : begin + count]
+            yield self._ids[some], np.concatenate([self._rows[some], self._state[some]], axis=1)
+
+    def parts_here(self) -> Any:
+        """bool [parts]."""
+        return self._base >= 0
 
     def put(self, ids: Any, whole: Any) -> None:
         """Sets rows with their state; those that do not lie here are left out."""

@@ -9,26 +9,46 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
+import sys
 import time
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
-from .. import config, guard
-from .._coded import coded
+from .. import _core, config, guard
+from .._coded import coded, uncoded
 from .._public import Handle, rank
 from .._warned import warn
 from ..errors import HvdError, HvdNotFiniteError
 from . import messages, optimizers, saving, serving, together
 from .arrays import added_up, by_piece, like, numbers
-from .client import Awaited, Client, Question
+from .client import Client
 from .patience import Patience
 from .placement import Placement
+from .questions import Awaited, Question
 from .terms import described
 
 F32 = np.float32
 MANY_PUSHES = 500  # in a step, after which it is likely that nobody ends it
+
+
+class Saving(Handle):
+    """A save under way, for hvd.synchronize. All ranks wait for it, and ask whether it is done, together."""
+
+    __slots__ = ("work",)
+
+    def __init__(self, work: together.Work) -> None:
+        super().__init__([], lambda pending: work.wait())
+        self.work = work
+
+    def done(self) -> bool:
+        return self.work.is_over()
+
+    def wait(self, timeout: Any = None) -> Any:
+        self.work.wait(_core.seconds_of(timeout))
+        return super().wait()
 
 
 class Table:
@@ -80,6 +100,7 @@ class Table:
         self._frozen, self._left, self._guarded = 0, False, config.load().values["nan_guard"]
         self._ahead: tuple[int, Any, Question] | None = None  # what was asked for the next step
         self._since_step = 0  # pushes
+        self._saving: Saving | None = None  # one that nobody has waited for
         self.number = together.opened(self._client, self._spec)
         self._client.tables.append(self)
 
@@ -365,15 +386,13 @@ class Table:
                 "before it: call table.step() after each batch [HVD037]"
             )
             warn(text, RuntimeWarning)
-        with client.lock:
-            question = Question(self)
-            owners = self._placement.owners_of(ids)
-            for copy in range(owners.shape[1]):
-                for server, at in by_piece(owners[:, copy], client.servers, messages.rows_per_piece(self.dim)):
-                    whole = len(at) == len(ids)
-                    body = [ids, grads] if whole else [np.ascontiguousarray(ids[at]), grads[at]]
-                    client.push(question, server, self.number, self.clock, body)
-            return question
+        question, owners = Question(self), self._placement.owners_of(ids)
+        for copy in range(owners.shape[1]):
+            for server, at in by_piece(owners[:, copy], client.servers, messages.rows_per_piece(self.dim)):
+                whole = len(at) == len(ids)
+                body = [ids, grads] if whole else [np.ascontiguousarray(ids[at]), grads[at]]
+                client.push(question, server, self.number, self.clock, body)
+        return question
 
     def _not_finite(self, ids: Any, grads: Any) -> None:
         row = int(ids[~np.isfinite(grads).all(axis=1)][0])
@@ -411,10 +430,9 @@ class Table:
 
     def _end_step(self, flag: int) -> None:
         client = self.ready(writes=True)
-        with client.lock:
-            question = Question(self)
-            for server in client.alive():
-                client.push(question, server, self.number, self.clock, [], flag)
+        question = Question(self)
+        for server in client.alive():
+            client.push(question, server, self.number, self.clock, [], flag)
         self.clock += 1
         self._since_step = 0
 
@@ -464,7 +482,7 @@ class Table:
         """Write all rows that exist, with the optimizer's state, to a folder. All ranks must call it.
 
         Call it between ``step()`` and the next pull. An interrupted save leaves the previous one in the folder as it
-        was.
+        was. It may take longer than ``HVDLITE_COLLECTIVE_TIMEOUT``.
 
         Args:
             path (str): a folder that all servers reach.
@@ -472,11 +490,60 @@ class Table:
         Raises:
             HvdError: a server could not write. The text names it.
         """
-        self._ahead = None
-        together.act(self.ready(), saving.save, self.number, self._spec, path)
+        client, folder = self._met(), os.path.abspath(os.fsdecode(path))  # servers may be in another folder
+        together.Work(
+            client, lambda: self._finish(folder, saving.begin(client, self.number, folder)), self._spec
+        ).wait()
+
+    def save_async(self, path: Any) -> Handle:
+        """Start ``save`` and return a handle. Servers write what rows are now. Training may go on. All ranks call it.
+
+        Rows that change meanwhile need memory twice. The save is valid once all ranks have called ``wait()`` of the
+        handle, or ``hvd.synchronize``. The next ``save``, ``save_async`` or ``load`` of the table does it, too.
+
+        Args:
+            path (str): as in ``save``.
+
+        Returns:
+            Handle: ``wait()`` is collective. It raises what ``save`` raises, also that a server has ended meanwhile.
+
+        Raises:
+            HvdError: a server could not begin.
+        """
+        client, folder = self._met(), os.path.abspath(os.fsdecode(path))
+        servers = together.Work(client, lambda: saving.begin(client, self.number, folder), self._spec).wait()
+        self._saving = Saving(together.Work(client, lambda: self._finish(folder, servers), self._spec))
+        return self._saving
+
+    def _finish(self, folder: str, servers: list[int]) -> None:
+        saving.finish(self.ready(), self.number, self._spec, folder, servers)
+
+    def _met(self) -> Client:
+        """Servers have all pushes, and no save is under way."""
+        client, self._ahead = self.ready(), None
+        self.saved(None)
+        together.met(client)
+        return client
+
+    def saved(self, seconds: float | None) -> None:
+        """Wait for a save that nobody has waited for. ``hvd.shutdown`` calls it.
+
+        Args:
+            seconds (float, optional): how long rank 0 waits, alone. It prints what was not saved. None: all ranks wait.
+        """
+        under_way, self._saving = self._saving, None
+        if under_way is None or under_way.work.is_known:
+            return
+        if seconds is None:
+            under_way.wait()
+        elif rank() == 0 and (error := under_way.work.join(seconds)) is not None:
+            text = f"hvdlite: table {self.name!r}: the last save_async failed: {uncoded(str(error))} [HVD033]"
+            print(text, file=sys.stderr, flush=True)
 
     def load(self, path: Any) -> None:
         """Replace the rows by those of a save, made by any number of servers. All ranks must call it.
+
+        Rows that were not touched before the save are made as they would have been then, whatever ``init`` is here.
 
         Args:
             path (str): the folder of the save, which all servers reach.
@@ -485,8 +552,9 @@ class Table:
             HvdError: a server could not read.
             ValueError: the save is incomplete, or of other rows, dim or optimizer. The table stays as it was.
         """
-        self._ahead = None
-        together.act(self.ready(), saving.load, self.number, self._spec, path)
+        client, folder = self._met(), os.path.abspath(os.fsdecode(path))
+        load = together.Work(client, lambda: saving.load(client, self.number, self._spec, folder), self._spec)
+        self._spec.update(load.wait())
 
     def stats(self) -> list[dict[str, Any]]:
         """Return numbers of each server that lives.

@@ -8,14 +8,18 @@ What a server could not do, every rank raises.
 
 from __future__ import annotations
 
-import os
+import math
+import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
 from .._coded import coded
 from .._public import allgather_object, barrier, broadcast_object, rank
-from ..errors import HvdError, HvdMismatchError, HvdPeerLostError
+from ..errors import HvdError, HvdMismatchError, HvdPeerLostError, HvdTimeoutError
 from .client import Client
+
+_SAY_S = 0.5  # how often rank 0 says that it goes on
 
 
 def opened(client: Client, spec: dict[str, Any]) -> int:
@@ -37,33 +41,73 @@ def opened(client: Client, spec: dict[str, Any]) -> int:
         for server in client.alive():
             client.call(server, "open", spec=spec, number=number)
 
-    _by_rank_0(client, open_it, spec)
+    Work(client, open_it, spec).wait()
     return number
 
 
-def act(client: Client, what: Callable[..., None], number: int, spec: dict[str, Any], path: Any) -> None:
-    """saving.save or saving.load, once servers have all that was pushed."""
+def met(client: Client) -> None:
+    """Servers have all that ranks have pushed."""
     client.flush()
     barrier()
-    whole = os.path.abspath(os.fsdecode(path))  # servers may be in another folder
-    _by_rank_0(client, lambda: what(client, number, spec, whole), spec)
 
 
-def _by_rank_0(client: Client, call: Callable[[], None], spec: dict[str, Any]) -> None:
-    """Where a server ends meanwhile of whose rows there are copies, all of it is done again."""
-    error: Exception | None = None
-    alive = client.servers + 1
-    while rank() == 0 and len(client.alive()) < alive:
-        alive, error = len(client.alive()), None
-        try:
-            call()
-            break
-        except (HvdError, ValueError) as failed:
-            error = failed
-        except Exception as failed:
-            error = OSError(f"{type(failed).__name__}: {failed}")
-    error = broadcast_object(error, name="hvd.ps.done")
-    if isinstance(error, (HvdError, ValueError)):
-        raise error
-    if error is not None:
-        raise HvdError(coded("HVD033", f"table {spec['name']!r}: {error}"))
+class Work:
+    """What rank 0 does with servers for all ranks, in a thread of its own. All ranks make it, and all call `wait`.
+
+    While it lasts, rank 0 says twice a second that it goes on: so no collective is stuck, however long servers work.
+    """
+
+    def __init__(self, client: Client, call: Callable[[], Any], spec: dict[str, Any]) -> None:
+        self._client, self._call, self._spec = client, call, spec
+        self._said: tuple[Exception | None, Any] | None = None
+        self.is_known = False  # on all ranks
+        self._thread = threading.Thread(target=self._run, name="hvdlite-tables", daemon=True)
+        if rank() == 0:
+            self._thread.start()
+
+    def is_over(self) -> bool:
+        """The same on all ranks, which all ask."""
+        if not self.is_known:
+            self._said = broadcast_object(self._said, name="hvd.ps.done")
+            self.is_known = self._said is not None
+        return self.is_known
+
+    def wait(self, seconds: float | None = None) -> Any:
+        """What the call has returned. Raises what it has raised, on all ranks, and HvdTimeoutError after so long."""
+        until = math.inf if seconds is None else time.monotonic() + seconds
+        while not self.is_known:
+            is_late = False
+            if rank() == 0:
+                self.join(min(_SAY_S, until - time.monotonic()))
+                is_late = time.monotonic() > until
+            if not self.is_over() and seconds is not None and broadcast_object(is_late, name="hvd.ps.late"):
+                raise HvdTimeoutError(
+                    f"table {self._spec['name']!r}: servers were not done within {seconds} s [HVD031]"
+                )
+        assert self._said is not None
+        error, value = self._said
+        if isinstance(error, (HvdError, ValueError)):
+            raise error
+        if error is not None:
+            raise HvdError(coded("HVD033", f"table {self._spec['name']!r}: {error}"))
+        return value
+
+    def join(self, seconds: float) -> Exception | None:
+        """On rank 0: waits at most so long. What it has raised, or that it is not over."""
+        self._thread.join(max(0.0, seconds))
+        return self._said[0] if self._said else HvdError("it was not over [HVD033]")
+
+    def _run(self) -> None:
+        """Where a server ends meanwhile of whose rows there are copies, all of it is done again."""
+        error: Exception | None = None
+        value: Any = None
+        alive = self._client.servers + 1
+        while len(self._client.alive()) < alive:
+            alive, error = len(self._client.alive()), None
+            try:
+                value = self._call()
+                break
+            except Exception as failed:
+                is_ours = isinstance(failed, (HvdError, ValueError))
+                error = failed if is_ours else OSError(f"{type(failed).__name__}: {failed}")
+        self._said = error, value

@@ -10,27 +10,37 @@ import os
 import numpy as np
 import pytest
 
-from hvdlite.ps import files
+from hvdlite.ps import files, pieces
 
 ABOUT = {"rows": 1000, "dim": 3, "rule": "Adam", "seed": 1}
 ASKED = (1000, 3, "Adam")
 
 
+ALL = np.ones(10, bool)
+
+
 def saved(folder, seed=0, index=True):
-    random, pieces, content = np.random.default_rng(seed), [], []
+    random, listed, content = np.random.default_rng(seed), [], []
+    os.makedirs(folder, exist_ok=True)
     for server, ids in enumerate(np.split(random.permutation(1000), [400, 1000])):
+        ids = ids[np.argsort(ids % 10, kind="stable")]
         rows = random.standard_normal((len(ids), 11)).astype(np.float32)
-        pieces.append(files.write_piece(folder, f"{seed:08x}-{server}-0.npz", ids, rows))
+        listed.append(pieces.write_piece(folder, f"{seed:08x}-{server}-0.npz", ids, rows, ids % 10))
         content.append((ids, rows))
     if index:
-        files.write_index(folder, ABOUT, pieces)
+        files.write_index(folder, ABOUT, listed)
     return content
 
 
 def loaded(folder):
-    about, pieces = files.read_index(folder, *ASKED)
+    about, listed = files.read_index(folder, *ASKED)
     assert about == ABOUT
-    return [files.read_piece(folder, piece) for piece in pieces]
+    return [whole(folder, piece) for piece in listed]
+
+
+def whole(folder, piece):
+    came = list(pieces.read_piece(folder, piece, ALL))
+    return came[0] if came else (np.zeros(0, np.int64), np.zeros((0, 11), np.float32))
 
 
 def same(one, other):
@@ -45,7 +55,7 @@ def folder(tmp_path):
 def refused(folder, *words, asked=ASKED):
     with pytest.raises(ValueError, match=r"\[HVD034\]$") as caught:
         for piece in files.read_index(folder, *asked)[1]:
-            files.read_piece(folder, piece)
+            whole(folder, piece)
     assert all(word in str(caught.value) for word in words), caught.value
 
 
@@ -77,18 +87,18 @@ def test_damaged_pieces_are_refused(folder):
     content = saved(folder)
     piece = files.read_index(folder, *ASKED)[1][0]
     path = os.path.join(folder, piece["file"])
-    whole = open(path, "rb").read()
-    for place in range(0, len(whole), 997):  # a byte of the arrays, or of what lies around them
+    data = open(path, "rb").read()
+    for place in range(0, len(data), 499):  # a byte of the arrays, or of what lies around them
         with open(path, "r+b") as file:
             file.seek(place)
-            file.write(bytes([whole[place] ^ 0x40]))
+            file.write(bytes([data[place] ^ 0x40]))
         try:
-            assert same([files.read_piece(folder, piece)], content[:1])  # padding, a date
+            assert same([whole(folder, piece)], content[:1])  # padding, a date
         except ValueError as error:
             assert path in str(error) and str(error).endswith("[HVD034]")
-        open(path, "wb").write(whole)
+        open(path, "wb").write(data)
     open(path, "ab").write(b"x")
-    refused(folder, path, f"{len(whole) + 1:,}", f"{len(whole):,}")
+    refused(folder, path, f"{len(data) + 1:,}", f"{len(data):,}")
     os.remove(path)
     refused(folder, path)
 
@@ -110,7 +120,7 @@ def test_an_index_that_lies_is_refused(folder, change):
 
 
 @pytest.mark.parametrize(
-    "text", ["", "[]", "{}", "[" * 100_000, '{"format": 2, "about": {}, "pieces": []}', "\0", '{"format": 1}', "é"]
+    "text", ["", "[]", "{}", "[" * 100_000, '{"format": 3, "about": {}, "pieces": []}', "\0", '{"format": 1}', "é"]
 )
 def test_what_is_no_index_is_refused(folder, text):
     saved(folder)
@@ -130,4 +140,43 @@ def test_pickles_and_packed_pieces_are_not_read(folder):
     ):
         write()
         with pytest.raises(ValueError, match="HVD034"):
-            files.read_piece(folder, {**piece, "bytes": os.path.getsize(path)})
+            whole(folder, {**piece, "bytes": os.path.getsize(path)})
+
+
+def test_a_reader_takes_the_parts_that_it_wants_and_reads_no_others(folder, monkeypatch):
+    ids, rows = saved(folder)[0]
+    piece, wanted, read = files.read_index(folder, *ASKED)[1][0], ALL.copy(), []
+    wanted[[0, 3, 4, 9]] = False
+    through = pieces._read
+    monkeypatch.setattr(
+        pieces, "_read", lambda file, at, begin, end: read.append(end - begin) or through(file, at, begin, end)
+    )
+    came = list(pieces.read_piece(folder, piece, wanted))
+    mine = wanted[ids % 10]
+    assert same([[np.concatenate(each) for each in zip(*came)]], [(ids[mine], rows[mine])])
+    assert len(came) == 2 and sum(read) == 10 + 2 * mine.sum()
+
+
+def test_a_part_with_a_number_that_is_not_its_own_is_refused(folder):
+    ids, rows = saved(folder)[0]
+    piece = files.read_index(folder, *ASKED)[1][0]
+    path = os.path.join(folder, piece["file"])
+    with np.load(path) as arrays:
+        parts = arrays["parts"]
+    parts[[0, 1], 0] = parts[[1, 0], 0]
+    np.savez(path, ids=ids, rows=rows, parts=parts)
+    refused(folder, path, "checksum of part")
+
+
+def test_a_save_of_format_1_is_read(folder):
+    ids, rows = saved(folder)[0]
+    piece = files.read_index(folder, *ASKED)[1][0]
+    path = os.path.join(folder, piece["file"])
+    np.savez(path, ids=ids, rows=rows)
+    piece["bytes"] = os.path.getsize(path)
+    assert same([whole(folder, piece)], [(ids, rows)])
+    data = bytearray(open(path, "rb").read())
+    data[len(data) // 2] ^= 1
+    open(path, "wb").write(data)
+    with pytest.raises(ValueError, match="the checksum of rows.npy differs"):
+        whole(folder, piece)
