@@ -19,7 +19,7 @@ from typing import Any
 
 from ..process_set import global_process_set, rank_in
 from .calls import running, start
-from .messages import named
+from .messages import whole
 from .references import Ref, make
 from .tables import Future
 
@@ -35,7 +35,8 @@ def call_async(rank: int, f: Any, /, *args: Any, **kwargs: Any) -> Future:
 
     Args:
         rank (int): the rank on which ``f`` runs. It may be this one.
-        f: a function or class of a module that every rank has, or its name as ``"module:name"``.
+        f: a function or class of a module that every rank has, a ``functools.partial`` of one, or its name as
+            ``"module:name"``.
         args: positional arguments of ``f``.
         kwargs: keyword arguments of ``f``.
 
@@ -61,8 +62,8 @@ def call_async(rank: int, f: Any, /, *args: Any, **kwargs: Any) -> Future:
 def call(rank: int, f: Any, /, *args: Any, timeout: float | None = 60, **kwargs: Any) -> Any:
     """Run ``f(*args, **kwargs)`` on a rank, wait, and return its result.
 
-    An exception of ``f`` is raised here. Its attribute ``remote_traceback`` has the text of the traceback on the other
-    rank.
+    An exception of ``f`` is raised here; ``SystemExit`` and ``KeyboardInterrupt`` as an ``HvdError``. Its attribute
+    ``remote_traceback`` has the text of the traceback on the other rank.
 
     Args:
         rank (int): the rank on which ``f`` runs. It may be this one.
@@ -118,7 +119,7 @@ def remote(rank: int, f: Any, /, *args: Any, timeout: float | None = 60, **kwarg
     """
     calls = running()
     rank = rank_in(global_process_set, rank)
-    ref: Ref = calls.begin(rank, make, (named(f), args, kwargs), {}).result(timeout)
+    ref: Ref = calls.begin(rank, make, whole(f, args, kwargs), {}).result(timeout)
     return ref
 
 

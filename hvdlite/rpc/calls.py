@@ -15,6 +15,7 @@ HVDLITE_LEAVE_TIMEOUT. What is left then fails, here and (GONE) on those who wai
 
 from __future__ import annotations
 
+import contextlib
 import hmac
 import math
 import os
@@ -32,7 +33,7 @@ from .._curve import Door, Keys, bounded, zmq_for
 from .._gate import Gate
 from ..errors import HvdError
 from ..objects import allgather_object, broadcast_object
-from .messages import TEXT_MAX, found, named, pickled, raised, unpickled
+from .messages import TEXT_MAX, found, pickled, places, raised, taken, unpickled, whole
 from .tables import Future, Kept, Waiting
 
 _CALL, _UP, _DOWN, _HERE, _BYE = b"call", b"up", b"down", b"here", b"bye"  # to a rank
@@ -46,7 +47,8 @@ _NUMBER = struct.Struct("<Q")
 class Calls:
     """Of one life of the job, from `start` to `close`."""
 
-    def __init__(self, threads: int) -> None:
+    def __init__(self, threads: int, ref: Callable[[int, int], Any]) -> None:
+        self.ref = ref
         self.rank, self.size, self.closed, self.kept = _core.rank(), _core.size(), False, Kept()
         self._limit = config.read(config.environ()).values["leave_timeout"]
         self._zmq = zmq_for("hvd.rpc")
@@ -109,14 +111,14 @@ class Calls:
 
     def begin(self, rank: int, f: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Future:
         """Sends a call."""
-        name = named(f)
+        name, args, kwargs = whole(f, args, kwargs)
         body, refs = pickled(f"an argument of {name}", (name, args, kwargs))
         self._count_up(refs)
-        return self._send(rank, name, _CALL, body)
+        return self._send(rank, name, _CALL, body, places(refs))
 
-    def _send(self, rank: int, name: str, kind: bytes, body: bytes) -> Future:
+    def _send(self, rank: int, name: str, kind: bytes, body: bytes, refs: bytes = b"") -> Future:
         number, future = self._waiting.add(rank, name)
-        self._put(rank, [_NUMBER.pack(number), kind, body])
+        self._put(rank, [_NUMBER.pack(number), kind, body, refs])
         if self.closed and self._waiting.taken(number) is not None:  # else the end of the loop has seen it
             future.set_exception(_not_running())
         return future
@@ -133,14 +135,23 @@ class Calls:
         owners: dict[int, list[int]] = {}
         for ref in refs:
             owners.setdefault(ref.rank, []).append(ref._number)
-        sent = [self._send(rank, "a Ref", _UP, struct.pack(f"<{len(n)}Q", *n)) for rank, n in owners.items()]
-        for future in sent:
-            future.result()
+        sent = [(self._send(rank, "a Ref", _UP, struct.pack(f"<{len(n)}Q", *n)), rank, n) for rank, n in owners.items()]
+        counted, failed = list[tuple[int, int]](), None
+        for future, rank, numbers in sent:
+            try:
+                future.result()
+                counted += [(rank, number) for number in numbers]
+            except HvdError as error:
+                failed = error
+        if failed is not None:
+            for rank, number in counted:
+                self.count_down(rank, number)
+            raise failed
 
     def count_down(self, rank: int, number: int) -> None:
         """A reference is dropped. Never waits."""
         if not self.closed:
-            self._put(rank, [_NUMBER.pack(0), _DOWN, _NUMBER.pack(number)])
+            self._put(rank, [_NUMBER.pack(0), _DOWN, _NUMBER.pack(number), b""])
 
     def serve(self) -> None:
         round_ = self._rounds[self.rank] + 1
@@ -152,7 +163,7 @@ class Calls:
 
     def _tell_all(self, kind: bytes) -> None:
         for rank in range(self.size):
-            self._put(rank, [_NUMBER.pack(0), kind, _NUMBER.pack(self.rank)])
+            self._put(rank, [_NUMBER.pack(0), kind, _NUMBER.pack(self.rank), b""])
 
     def _wait(self, is_met: Callable[[], bool], until: float = math.inf) -> None:
         """Until then, or until the job has failed."""
@@ -207,7 +218,7 @@ class Calls:
                     self._look()
             (linger_ms,) = _NUMBER.unpack(last)
             for rank in set(range(self.size)) - self._leaving:
-                self._router.send_multipart([_name(rank), _NUMBER.pack(0), _GONE, b"", b""])
+                self._router.send_multipart([_name(rank), _NUMBER.pack(0), _GONE, b"", b"", b""])
         finally:
             self.closed = True
             self._waiting.fail(_not_running)
@@ -233,10 +244,16 @@ class Calls:
                 self._dealers[to].send_multipart(frames)
             else:
                 self._lose(to)
+                self._drop(frames[3])
 
-    def _take_call(self, who: bytes, number: bytes, kind: bytes, body: bytes) -> None:
+    def _drop(self, refs: bytes) -> None:
+        """Counts down what was counted for a message that nobody gets."""
+        for rank, number in taken(refs, lambda *place: place):
+            self.count_down(rank, number)
+
+    def _take_call(self, who: bytes, number: bytes, kind: bytes, body: bytes, refs: bytes) -> None:
         if kind == _CALL:
-            self._todo.put((who, number, body))
+            self._todo.put((who, number, body, refs))
         elif kind == _BYE:
             self._leaving.update(_NUMBER.unpack(body))
         elif kind == _HERE:
@@ -245,9 +262,9 @@ class Calls:
             for (each,) in _NUMBER.iter_unpack(body):
                 self._todo.put(self.kept.count(each, 1 if kind == _UP else -1))  # the pool frees it, if it is to be
             if kind == _UP:
-                self._router.send_multipart([who, number, _COUNTED, b"", b""])
+                self._router.send_multipart([who, number, _COUNTED, b"", b"", b""])
 
-    def _take_answer(self, rank: int, number: bytes, kind: bytes, body: bytes, text: bytes) -> None:
+    def _take_answer(self, rank: int, number: bytes, kind: bytes, body: bytes, text: bytes, refs: bytes) -> None:
         future = self._waiting.taken(*_NUMBER.unpack(number))
         if kind == _GONE:
             self._gone.add(rank)
@@ -255,7 +272,9 @@ class Calls:
         elif future is not None and kind == _COUNTED:
             future.set_result(None)
         elif future is not None:
-            self._back.put((future, kind, body, text))
+            self._back.put((future, kind, body, text, refs))
+        else:
+            self._drop(refs)
 
     def _lose(self, rank: int) -> None:
         """It has left: perhaps because the job has failed."""
@@ -271,38 +290,41 @@ class Calls:
 
     def _work(self) -> None:
         while (job := self._todo.get()) is not None:
-            if len(job) == 3:
+            if len(job) == 4:
                 self._do(*job)
             del job  # it may hold a value that is to be freed now
 
-    def _do(self, who: bytes, number: bytes, body: bytes) -> None:
+    def _do(self, who: bytes, number: bytes, body: bytes, listed: bytes) -> None:
         name = "a call"
         try:
-            name, args, kwargs = unpickled(f"a call to rank {self.rank}", body)
+            name, args, kwargs = unpickled(f"a call to rank {self.rank}", body, taken(listed, self.ref))
             value = found(name)(*args, **kwargs)
             answer, refs = pickled(f"the result of {name} on rank {self.rank}", value)
             self._count_up(refs)
-            frames = [number, _VALUE, answer, b""]
-        except BaseException as error:  # also SystemExit: the caller gets it, and this thread goes on
+            frames = [number, _VALUE, answer, b"", places(refs)]
+        except BaseException as error:  # also SystemExit: it is an error of the call, and this thread goes on
             text = traceback.format_exc()[-TEXT_MAX:]
-            try:
-                answer, refs = pickled("an exception", error)
-                self._count_up(refs)
-            except Exception:
-                answer = b""
-            frames = [number, _ERROR, answer, text.encode("utf-8", "replace")]
+            answer, refs = b"", []
+            if isinstance(error, Exception):
+                with contextlib.suppress(Exception):
+                    itself, within = pickled("an exception", error)
+                    self._count_up(within)
+                    answer, refs = itself, within
+            frames = [number, _ERROR, answer, text.encode("utf-8", "replace"), places(refs)]
+            error.__traceback__ = None  # it may hold the arguments, and itself by them, until a garbage collection
         self._put(who, frames)
 
     def _settle(self) -> None:
         while (job := self._back.get()) is not None:
-            future, kind, body, text = job
+            future, kind, body, text, listed = job
             try:
+                refs = taken(listed, self.ref)
                 if kind == _ERROR:
-                    raise raised(future.name, future.rank, body, text.decode())
-                future.set_result(unpickled(f"the result of {future.name} on rank {future.rank}", body))
-            except BaseException as error:
+                    raise raised(future.name, future.rank, body, text.decode(), refs)
+                future.set_result(unpickled(f"the result of {future.name} on rank {future.rank}", body, refs))
+            except Exception as error:
                 future.set_exception(error)
-            del job, future, body
+            job = future = refs = None
 
 
 def _name(rank: int) -> bytes:
@@ -337,7 +359,9 @@ def start(threads: int = 8) -> None:
     _core.require_job()
     if threads < 1:
         raise ValueError(f"hvd.rpc.start needs at least one thread, not threads={threads} [HVD047]")
-    _running = Calls(threads)
+    from .references import Ref  # which knows calls
+
+    _running = Calls(threads, Ref)
     _running.run()
     _life.closers.append(_running.close)
 

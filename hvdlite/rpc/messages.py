@@ -5,7 +5,9 @@ bring copies of the globals that it uses, and each call would see other ones. Fo
 of `__main__` inside of arguments are named, where cloudpickle would copy them: an exception that comes back is of the
 class that the caller catches.
 
-References count themselves while they are pickled (`leaving`), and are counted up before the bytes leave.
+References are pickled as numbers of a list (`leaving`) that travels beside the bytes. Their owners count them up before
+the bytes leave, and who receives them takes over the whole list before it unpickles (`arriving`): so counts are right
+whatever becomes of the bytes.
 """
 
 from __future__ import annotations
@@ -13,7 +15,10 @@ from __future__ import annotations
 import io
 import operator
 import pickle
+import struct
 import threading
+from collections.abc import Sequence
+from functools import partial
 from importlib import import_module
 from types import FunctionType
 from typing import Any
@@ -28,12 +33,23 @@ TEXT_MAX = 1 << 20  # characters of a traceback
 
 
 class _Leaving(threading.local):
-    """The references in what this thread pickles; None: it pickles for something else than a call."""
+    """The references in what this thread pickles, or unpickles; None: it does so for something else than a call."""
 
     refs: list[Any] | None = None
 
 
-leaving = _Leaving()
+leaving, arriving = _Leaving(), _Leaving()
+_PLACE = struct.Struct("<QQ")  # rank and number of a reference
+
+
+def places(refs: Sequence[Any]) -> bytes:
+    """The list of references as bytes."""
+    return b"".join(_PLACE.pack(ref.rank, ref._number) for ref in refs)
+
+
+def taken(listed: bytes, made: Any) -> list[Any]:
+    """The references of a list, by made(rank, number). They are this process's now: what is dropped is counted."""
+    return [made(*place) for place in _PLACE.iter_unpack(listed)]
 
 
 def found(name: str) -> Any:
@@ -46,14 +62,22 @@ def named(f: Any) -> str:
     """ "module:name", by which every rank finds f. TypeError where there is no such name."""
     if isinstance(f, str) and all(f.partition(":")):
         return f
-    name = f"{getattr(f, '__module__', None)}:{getattr(f, '__qualname__', None)}"
-    if not _leads_to(name, f):
-        raise TypeError(
-            f"{f!r} has no name that other ranks can find. Lambdas, nested functions and bound methods have none: "
-            'define a function at the top level of a module, pass it as "module:name", or call a method of a value '
-            "that hvd.rpc.remote created: ref.call(method) [HVD041]"
-        )
-    return name
+    for attribute in ("__qualname__", "__name__"):
+        own = getattr(f, attribute, None)
+        if isinstance(own, str) and _leads_to(name := f"{pickle.whichmodule(f, own)}:{own}", f):
+            return name
+    raise TypeError(
+        f"{f!r} has no name that other ranks can find. Lambdas, nested functions and bound methods have none: "
+        'define a function at the top level of a module, pass it as "module:name", or call a method of a value '
+        "that hvd.rpc.remote created: ref.call(method) [HVD041]"
+    )
+
+
+def whole(f: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str, tuple[Any, ...], dict[str, Any]]:
+    """(name, args, kwargs) of a call; a functools.partial gives its own arguments."""
+    while type(f) is partial:
+        f, args, kwargs = f.func, (*f.args, *args), {**f.keywords, **kwargs}
+    return named(f), args, kwargs
 
 
 def _leads_to(name: str, f: Any) -> bool:
@@ -94,20 +118,29 @@ def pickled(what: str, value: Any) -> tuple[bytes, list[Any]]:
     return body, refs
 
 
-def unpickled(what: str, body: bytes) -> Any:
-    """The value. TypeError if it cannot be made here."""
+def unpickled(what: str, body: bytes, refs: list[Any]) -> Any:
+    """The value. TypeError if it cannot be made here, also where something in it asks to end the process."""
     try:
-        return pickle.loads(body)
-    except Exception as error:
+        return _loaded(body, refs)
+    except BaseException as error:
         raise TypeError(f"{what} cannot be unpickled: {type(error).__name__}: {error} [HVD042]") from error
 
 
-def raised(name: str, rank: int, body: bytes, text: str) -> BaseException:
-    """The exception that a call raised on a rank. body: itself, or nothing where it could not be pickled."""
+def _loaded(body: bytes, refs: list[Any]) -> Any:
+    before, arriving.refs = arriving.refs, refs
     try:
-        error, notes = pickle.loads(body), [f"raised by {name} on rank {rank}:\n{text.rstrip()}"]
-        assert isinstance(error, BaseException)
-    except Exception:  # its class is not here, or takes other arguments than it has kept
+        return pickle.loads(body)
+    finally:
+        arriving.refs = before
+
+
+def raised(name: str, rank: int, body: bytes, text: str, refs: list[Any]) -> Exception:
+    """The exception that a call raised on a rank. body: itself, or nothing where it could not be pickled, or would end
+    the process that raises it (SystemExit, KeyboardInterrupt)."""
+    try:
+        error, notes = _loaded(body, refs), [f"raised by {name} on rank {rank}:\n{text.rstrip()}"]
+        assert isinstance(error, Exception)
+    except BaseException:  # its class is not here, or takes other arguments than it has kept
         last = text.rstrip().rpartition("\n")[2]
         error = HvdError(f"{name} on rank {rank} raised what cannot be sent: {last}\n\n{text.rstrip()}\n[HVD046]")
         notes = []

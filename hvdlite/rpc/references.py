@@ -1,7 +1,8 @@
 """How can a value stay on one rank and be used from others? Its owner keeps it and counts the references to it.
 
 A Ref is one count. `remote` makes the first. A Ref that is sent is a second one for its receiver, and its owner
-has counted it before the message leaves (calls.py): no count falls to 0 while a reference is under way. A Ref that is
+has counted it before the message leaves (calls.py): no count falls to 0 while a reference is under way. The receiver
+has it before it unpickles the message, and who cannot deliver the message drops it. A Ref that is
 dropped counts down, by a message that nobody waits for. The owner's socket thread alone changes counts, so they change
 in the order in which they come.
 """
@@ -13,7 +14,7 @@ from typing import Any
 
 from ..errors import HvdError
 from .calls import Calls, running
-from .messages import found, leaving
+from .messages import arriving, found, leaving
 
 
 class Ref:
@@ -80,14 +81,14 @@ class Ref:
             raise _gone(self.rank)
         return self._calls
 
-    def __reduce__(self) -> tuple[Callable[[int, int], Ref], tuple[int, int]]:
+    def __reduce__(self) -> tuple[Callable[[int], Ref], tuple[int]]:
         if leaving.refs is None:
             raise TypeError(
                 "a Ref can be sent only in arguments and results of hvd.rpc calls, which count references [HVD042]"
             )
         self._open()
         leaving.refs.append(self)
-        return Ref, (self.rank, self._number)
+        return _arrived, (len(leaving.refs) - 1,)
 
     def __repr__(self) -> str:
         return f"<hvd.rpc.Ref {self._number} on rank {self.rank}>"
@@ -99,20 +100,18 @@ class Ref:
             pass
 
 
-class _First:
-    """Travels as the Ref for which `make` has counted."""
-
-    def __init__(self, rank: int, number: int) -> None:
-        self._place = rank, number
-
-    def __reduce__(self) -> tuple[Callable[[int, int], Ref], tuple[int, int]]:
-        return Ref, self._place
+def _arrived(at: int) -> Ref:
+    """The Ref of that place in the list that came with what is unpickled."""
+    if arriving.refs is None:
+        raise TypeError("a Ref can be unpickled only by hvd.rpc [HVD042]")
+    ref: Ref = arriving.refs[at]
+    return ref
 
 
-def make(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _First:
+def make(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Ref:
     """On the owner: calls the function of that name and keeps what it gives."""
     value, calls = found(name)(*args, **kwargs), running()
-    return _First(calls.rank, calls.kept.add(value))
+    return Ref(calls.rank, calls.kept.add(value))
 
 
 def _gone(rank: int) -> HvdError:

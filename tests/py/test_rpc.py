@@ -5,7 +5,9 @@ Counts of references are looked at on their owners until they are 0: what is dro
 """
 
 import concurrent.futures
+import functools
 import gc
+import math
 import os
 import re
 import socket
@@ -43,6 +45,26 @@ class Box:
     def add(self, item):
         self.items.append(item)
         return self
+
+
+class Ends:
+    """Asks to end the process that pickles it, or unpickles it."""
+
+    def __init__(self, when):
+        self.when = when
+
+    def __reduce__(self):
+        return (sys.exit, (7,)) if self.when == "unpickled" else sys.exit(7)
+
+
+class Tool:
+    @classmethod
+    def made(cls, n):
+        return n + 1
+
+    @staticmethod
+    def plain(n):
+        return n + 2
 
 
 def same(value):
@@ -83,6 +105,11 @@ def items(ref):
 
 def kept():
     return len(calls.running().kept.values)
+
+
+def partly(first, refs):
+    """What the caller cannot unpickle, with references before or behind."""
+    return [*refs, Ends("unpickled")] if first else [Ends("unpickled"), *refs]
 
 
 def passed_on(ref, rank):
@@ -135,7 +162,7 @@ def test_ten_thousand_calls_at_once():
 def test_exceptions_come_back_as_themselves():
     hvd.rpc.start()
     there = 1 - hvd.rank()
-    for error in (KeyError("boom"), SystemExit(3), KeyboardInterrupt(), TimeoutError("its own")) * 3:
+    for error in (KeyError("boom"), TimeoutError("its own")) * 3:
         with pytest.raises(type(error)) as caught:
             hvd.rpc.call(there, fails, error)
         assert caught.value.args == error.args and "in fails" in caught.value.remote_traceback
@@ -143,6 +170,16 @@ def test_exceptions_come_back_as_themselves():
             assert f"raised by test_rpc:fails on rank {there}" in caught.value.__notes__[0]
     with pytest.raises(hvd.HvdError, match=r"(?s)fails_oddly on rank . raised .*1 and 2.*in fails_oddly.*\[HVD046\]$"):
         hvd.rpc.call(there, fails_oddly)
+    for error in (SystemExit(3), KeyboardInterrupt(3), GeneratorExit(3)):  # which would end this rank
+        said = (
+            rf"(?s)test_rpc:fails on rank {there} raised what cannot be sent: {type(error).__name__}: 3\n.*\[HVD046\]$"
+        )
+        with pytest.raises(hvd.HvdError, match=said):
+            hvd.rpc.call(there, fails, error)
+    with pytest.raises(TypeError, match=r"the result of test_rpc:Ends on rank . cannot be unpickled: SystemExit: 7"):
+        hvd.rpc.call(there, Ends, "unpickled")
+    with pytest.raises(hvd.HvdError, match=r"(?s)raised what cannot be sent: SystemExit: 7"):
+        hvd.rpc.call(there, Ends, "pickled")
     with pytest.raises(ModuleNotFoundError):
         hvd.rpc.call(there, "no_such_module:f")
     with pytest.raises(hvd.HvdTimeoutError, match=rf"rank {there} did not answer time:sleep within 0.1 s.*HVD043"):
@@ -169,6 +206,11 @@ def test_what_cannot_be_sent():
         beside = len(pickled("", ("test_rpc:same", (bytes(1 << 20),), {}))[0]) - (1 << 20)
         longest = BODY_MAX - beside
         assert len(hvd.rpc.call(there, same, bytes(longest))) == longest
+    for f, gives in (
+        (Tool.made, 6), (Tool.plain, 7), (functools.partial(pow, 2), 32), (math.sqrt, math.sqrt(5)),
+        (functools.partial(functools.partial(divmod, 17)), (3, 2)), (functools.partial(dict, n=1), {"n": 1, 5: 5}),
+    ):  # fmt: skip
+        assert hvd.rpc.call(there, f, {5: 5} if isinstance(gives, dict) else 5) == gives
     for rank in (-1, 2):
         with pytest.raises(ValueError, match=rf"there is no rank {rank} in a job of 2 ranks \[HVD216\]"):
             hvd.rpc.call(rank, same, 1)
@@ -216,7 +258,16 @@ def test_references_are_counted_to_nothing():
                 hvd.rpc.call(2, same, [mine, threading.Lock() if error is TypeError else bytes(MESSAGE_MAX)])
         with pytest.raises(TypeError, match="can be sent only in arguments and results"):
             hvd.broadcast_object(mine)
-        del mine, holder
+        for error, what in ((TypeError, [Ends("unpickled"), mine]), (TypeError, [mine, Ends("unpickled"), holder])):
+            with pytest.raises(error, match="HVD042"):
+                hvd.rpc.call(2, same, what)
+            with pytest.raises(error, match="HVD042"):
+                hvd.rpc.call(1, partly, what[0] is mine, [mine, holder])
+        late = hvd.rpc.call_async(1, passed_on, mine, 2)
+        with pytest.raises(KeyError) as caught:
+            hvd.rpc.call(2, fails, KeyError(mine))
+        assert caught.value.args[0].get() is mine.get() and late.result() == (1, 0)
+        del mine, holder, what, late, caught
         freed()
         rounds = [hvd.rpc.remote(n % 3, Box, n) for n in range(300)]
         assert [ref.call("add", 0).items[0] for ref in rounds] == list(range(300))
