@@ -64,7 +64,7 @@ def named(f: Any) -> str:
         return f
     for attribute in ("__qualname__", "__name__"):
         own = getattr(f, attribute, None)
-        if isinstance(own, str) and _leads_to(name := f"{pickle.whichmodule(f, own)}:{own}", f):
+        if isinstance(own, str) and _leads_to(name := f"{_module_of(f, own)}:{own}", f):
             return name
     raise TypeError(
         f"{f!r} has no name that other ranks can find. Lambdas, nested functions and bound methods have none: "
@@ -78,6 +78,11 @@ def whole(f: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str, t
     while type(f) is partial:
         f, args, kwargs = f.func, (*f.args, *args), {**f.keywords, **kwargs}
     return named(f), args, kwargs
+
+
+def _module_of(f: Any, name: str) -> str:
+    where: str = pickle.whichmodule(f, name)  # type: ignore[attr-defined]  # as pickle itself does it
+    return where
 
 
 def _leads_to(name: str, f: Any) -> bool:
@@ -122,6 +127,10 @@ def unpickled(what: str, body: bytes, refs: list[Any]) -> Any:
     """The value. TypeError if it cannot be made here, also where something in it asks to end the process."""
     try:
         return _loaded(body, refs)
+    except KeyboardInterrupt as error:
+        if threading.current_thread() is threading.main_thread():  # Ctrl-C
+            raise
+        raise TypeError(f"{what} cannot be unpickled: {type(error).__name__}: {error} [HVD042]") from error
     except BaseException as error:
         raise TypeError(f"{what} cannot be unpickled: {type(error).__name__}: {error} [HVD042]") from error
 

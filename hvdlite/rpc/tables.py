@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import itertools
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -32,7 +33,62 @@ class Future(concurrent.futures.Future[Any]):
     def __init__(self, rank: int, name: str) -> None:
         super().__init__()
         self.rank, self.name = rank, name
+        self._answer: Callable[[], Any] | None = None  # makes the result, or raises
+        self._making = threading.Lock()
+        self._callbacks = 0
         self.set_running_or_notify_cancel()
+
+    def settle(self, answer: Callable[[], Any]) -> bool:
+        """The answer is there; who asks for the result makes it. False: callbacks wait, so call `settle_now`."""
+        with self._making:
+            self._answer = answer
+            if not self._callbacks:
+                self.set_result(None)
+            return not self._callbacks
+
+    def settle_now(self) -> None:
+        """Makes the result, and calls the callbacks."""
+        answer, self._answer = self._answer, None
+        assert answer is not None
+        try:
+            self.set_result(answer())
+        except Exception as error:
+            self.set_exception(error)
+
+    def _make(self) -> None:
+        with self._making:
+            if self._answer is not None and self.done():
+                try:
+                    self._result = self._answer()
+                except Exception as error:
+                    self._exception = error
+                self._answer = None
+
+    def add_done_callback(self, fn: Callable[[concurrent.futures.Future[Any]], object]) -> None:
+        """Call ``fn(future)`` when the future is done, in another thread, or at once if it is done.
+
+        Args:
+            fn (callable): gets this future.
+        """
+        with self._making:
+            self._callbacks += not self.done()
+        super().add_done_callback(fn)
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """Wait for the call and return its exception, or None.
+
+        Args:
+            timeout (float, optional): seconds to wait. Default: None, no limit.
+
+        Returns:
+            BaseException: what ``result`` would raise.
+
+        Raises:
+            TimeoutError: no answer within ``timeout``.
+        """
+        super().exception(timeout)
+        self._make()
+        return super().exception(0)
 
     def result(self, timeout: float | None = 60) -> Any:
         """Wait for the call and return its result, or raise its exception.
@@ -48,7 +104,9 @@ class Future(concurrent.futures.Future[Any]):
             HvdTimeoutError: no answer within ``timeout``.
         """
         try:
-            return super().result(timeout)
+            super().result(timeout)
+            self._make()
+            return super().result(0)
         except concurrent.futures.TimeoutError:
             if self.done():  # just now, or the call itself has raised it
                 return super().result()
