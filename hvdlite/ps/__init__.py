@@ -21,18 +21,20 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .group import TableGroup
     from .optimizers import Adagrad, Adam, Add, Ftrl, Sgd, uniform
     from .serving import serve
     from .table import Table, stats, step
 
 _NAMES = {
+    "group": ("TableGroup",),
     "optimizers": ("Adagrad", "Adam", "Add", "Ftrl", "Sgd", "uniform"),
     "serving": ("serve",),
     "table": ("Table", "stats", "step"),
 }
 _MODULE_OF = {name: module for module, names in _NAMES.items() for name in names}
 
-__all__ = ["Adagrad", "Adam", "Add", "Ftrl", "Sgd", "Table", "serve", "stats", "step", "uniform"]
+__all__ = ["Adagrad", "Adam", "Add", "Ftrl", "Sgd", "Table", "TableGroup", "serve", "stats", "step", "uniform"]
 
 
 def __getattr__(name: str) -> Any:

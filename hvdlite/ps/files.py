@@ -43,14 +43,20 @@ def write_index(folder: str, about: dict[str, Any], pieces: list[dict[str, Any]]
         os.remove(os.path.join(folder, name))
 
 
-def read_index(folder: str, rows: int, dim: int, rule: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+def read_index(
+    folder: str, rows: int, dim: int, rule: str, tables: list[list[Any]] | None = None
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """(about, pieces) of a whole save of such a table; ValueError [HVD034] for another one."""
     path = os.path.join(folder, _INDEX)
     try:
         with open(path, encoding="utf-8") as file:
             index = json.load(file)
         about, pieces = index["about"], index["pieces"]
-        found = {"format": index["format"], **{key: about[key] for key in ("rows", "dim", "rule")}}
+        found = {
+            "format": index["format"],
+            **{key: about[key] for key in ("rows", "dim", "rule")},
+            "tables": about.get("tables"),
+        }
         names = [each["file"] for each in pieces]
         numbers = [[each[key] for key in _NUMBERS] for each in pieces]
         if len(set(names)) != len(names) or not all(map(_PIECE.fullmatch, names)):
@@ -62,7 +68,8 @@ def read_index(folder: str, rows: int, dim: int, rule: str) -> tuple[dict[str, A
         raise ValueError(f"{path} is missing: {state} [HVD034]") from None
     except (OSError, KeyError, TypeError, RecursionError, json.JSONDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"{path}: cannot be read as the index of a save: {error!r} [HVD034]") from error
-    for key, ours in (("format", _FORMATS), ("rows", rows), ("dim", dim), ("rule", rule)):
+    asked = (("format", _FORMATS), ("rows", rows), ("dim", dim), ("rule", rule), ("tables", tables))
+    for key, ours in asked:
         if found[key] != ours and not (key == "format" and found[key] in _FORMATS):
             raise ValueError(f"{path}: the save has {key}={found[key]!r}, but this table has {key}={ours!r} [HVD034]")
     for name, (_, width, last, size) in zip(names, numbers):

@@ -263,9 +263,14 @@ class Uniform:
         """float32 [len(ids), dim]."""
         if not self.scale:
             return np.zeros((len(ids), dim), F32)
-        numbers = ids.astype(U64)[:, None] * U64(dim) + np.arange(dim, dtype=U64)[None, :]
-        unit = (hashed(numbers, np.full(1, self.seed)) >> U64(40)).astype(F32) * F32(2.0**-24)
-        return (unit * F32(2) - F32(1)) * F32(self.scale)
+        return uniform_rows(ids, dim, np.full(1, self.seed), F32(self.scale))
+
+
+def uniform_rows(ids: Any, dim: int, seeds: Any, scales: Any) -> Any:
+    """Uniform in [-scale, scale): float32 [len(ids), dim]. seeds, scales: one, or [len(ids), 1]."""
+    numbers = ids.astype(U64)[:, None] * U64(dim) + np.arange(dim, dtype=U64)[None, :]
+    unit = (hashed(numbers, seeds) >> U64(40)).astype(F32) * F32(2.0**-24)
+    return (unit * F32(2) - F32(1)) * scales
 
 
 def uniform(scale: float, seed: int = 0) -> Uniform:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:  # a server loads nothing of a rank
     from .client import Client
 
 _PAUSE_S, _PAUSE_MAX_S = 0.002, 0.25  # between two questions about progress
-_ABOUT = ("name", "rows", "dim", "rule", "options", "order", "scale", "seed")
+_ABOUT = ("name", "rows", "dim", "rule", "options", "order", "scale", "seed", "tables")
 
 
 def begin(client: Client, table: int, folder: str) -> list[int]:
@@ -40,13 +40,13 @@ def begin(client: Client, table: int, folder: str) -> list[int]:
 def finish(client: Client, table: int, spec: dict[str, Any], folder: str, servers: Sequence[int]) -> None:
     """Waits until what `begin` has begun is written, and makes it valid. Raises HvdError, OSError."""
     written = [piece for said in _ends(client, table, servers) for piece in said["written"]]
-    files.write_index(folder, {key: spec[key] for key in _ABOUT}, written)
+    files.write_index(folder, {key: spec[key] for key in _ABOUT if key in spec}, written)
 
 
 def load(client: Client, table: int, spec: dict[str, Any], folder: str) -> dict[str, Any]:
     """What makes rows that were not touched: {"scale": ..., "seed": ...}. Called by one rank, as `begin`. Raises
     ValueError for what cannot be loaded; then the table is as it was."""
-    about, pieces = files.read_index(folder, spec["rows"], spec["dim"], spec["rule"])
+    about, pieces = files.read_index(folder, spec["rows"], spec["dim"], spec["rule"], spec.get("tables"))
     first = {key: about.get(key, spec[key]) for key in ("scale", "seed")}  # saves of hvdlite 0.2 have none
     order, alive = about.get("order"), client.alive()
     for server in alive:

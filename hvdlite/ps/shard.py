@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from .optimizers import F32, Custom, Uniform, made
+from .optimizers import F32, Custom, Uniform, made, uniform_rows
 from .placement import Placement
 
 _NO_RESERVE = 0x4000  # MAP_NORESERVE of Linux, which Python's mmap names from 3.13 on
@@ -61,6 +61,20 @@ def memory() -> tuple[int, int]:
     return max(0, free), most
 
 
+class Slices:
+    """First values of the rows of a group: each table's are those that it would have alone."""
+
+    def __init__(self, spec: dict[str, Any]) -> None:
+        self._starts = np.cumsum([0, *[rows for _, rows in spec["tables"]]])[:-1]
+        self._scales = np.array(spec["scale"], F32)
+        self._seeds = np.array(spec["seed"], np.int64)
+
+    def rows(self, ids: Any, dim: int) -> Any:
+        """float32 [len(ids), dim]."""
+        of = np.searchsorted(self._starts, ids, side="right") - 1
+        return uniform_rows(ids - self._starts[of], dim, self._seeds[of, None], self._scales[of, None])
+
+
 class Shard:
     """spec: the table's description, as Table sends it. Methods raise Refused."""
 
@@ -68,7 +82,7 @@ class Shard:
         self.spec, self.name, self.total, self.dim, self.me = spec, spec["name"], spec["rows"], spec["dim"], me
         self.rule = made(spec["rule"], spec["options"])
         self.state_width = self.dim * self.rule.columns + self.rule.extra
-        self._first = Uniform(spec["scale"], spec["seed"])
+        self._first = Slices(spec) if "tables" in spec else Uniform(spec["scale"], spec["seed"])
         self.placement = Placement(self.total, servers, spec["replicas"], spec["order"])
         parts = np.nonzero((self.placement.owners == me).any(axis=1))[0]
         per_part = self.placement.rows_per_part

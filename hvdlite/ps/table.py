@@ -86,10 +86,15 @@ class Table:
         self, name: str, rows: int, dim: int, optimizer: Any, staleness: int | None = 0, replicas: int = 1,
         order: str = "hash", reduce: str = "mean", init: optimizers.Uniform | None = None
     ) -> None:  # fmt: skip
-        self._spec = described(
+        spec = described(
             name, rows, dim, optimizer=optimizer, staleness=staleness, replicas=replicas, order=order, reduce=reduce,
             init=init,
         )  # fmt: skip
+        self._open(spec)
+
+    def _open(self, spec: dict[str, Any]) -> None:
+        name, replicas, order = spec["name"], spec["replicas"], spec["order"]
+        self._spec = spec
         self._client: Client | None = serving.client()
         if replicas > self._client.servers:
             raise ValueError(f"table {name!r}: replicas=2, but this job has 1 server [HVD025]")

@@ -7,6 +7,7 @@ Nothing here knows how many servers there are.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -42,3 +43,18 @@ def described(
         "staleness": staleness, "replicas": int(replicas), "order": order, "reduce": reduce,
         "scale": first.scale, "seed": first.seed,
     }  # fmt: skip
+
+
+def described_group(name: str, tables: Mapping[str, int], dim: int, *, init: Any, **more: Any) -> dict[str, Any]:
+    """The description of one table that has the rows of several. ValueError as `described`."""
+    if not isinstance(tables, Mapping) or not tables or not all(isinstance(each, str) for each in tables):
+        raise ValueError(f"table group {name!r}: tables={tables!r}: a dictionary of numbers of rows by name [HVD025]")
+    if isinstance(init, Mapping) and set(init) != set(tables):
+        raise ValueError(f"table group {name!r}: init has {sorted(init)}, but the tables are {sorted(tables)} [HVD025]")
+    each = [
+        described(f"{name}.{table}", rows, dim, init=init[table] if isinstance(init, Mapping) else init, **more)
+        for table, rows in tables.items()
+    ]
+    whole = described(name, sum(spec["rows"] for spec in each), dim, init=None, **more)
+    first = {key: [spec[key] for spec in each] for key in ("scale", "seed")}
+    return {**whole, **first, "tables": [[table, spec["rows"]] for table, spec in zip(tables, each)]}

@@ -120,4 +120,6 @@ class EmbeddingBag(_Lookup):
 
 keep_off_graph(Embedding.forward, EmbeddingBag.forward)
 
-__all__ = [*_tables.__all__, "Embedding", "EmbeddingBag"]
+from .ps_group import EmbeddingBagCollection, EmbeddingCollection  # noqa: E402  # which need the classes above
+
+__all__ = [*_tables.__all__, "Embedding", "EmbeddingBag", "EmbeddingBagCollection", "EmbeddingCollection"]

@@ -82,7 +82,12 @@ def test_tables_are_measured_beside_torchs_and_by_staleness():
     pytest.importorskip("torch")
     pytest.importorskip("zmq")
     printed = ""
-    for ranks, program in (("2", "parameter_server.py"), ("4", "staleness.py")):
+    for ranks, program in (
+        ("2", "parameter_server.py"),
+        ("2", "many_tables.py"),
+        ("2", "rpc.py"),
+        ("4", "staleness.py"),
+    ):
         words = [sys.executable, "-m", "hvdlite.launcher", "-np", ranks, sys.executable, str(BENCHMARKS / program)]
         done = subprocess.run([*words, "--patience", "tiny"], capture_output=True, text=True, timeout=SECONDS)
         assert done.returncode == 0, done.stdout + done.stderr

@@ -31,19 +31,18 @@ def stopped(call):
     hvd.barrier()
     if hvd.rank() == 0:
         os.kill(server, signal.SIGSTOP)
-        threading.Timer(2.5, lambda: os.kill(server, signal.SIGCONT)).start()
+        threading.Timer(3.2, lambda: os.kill(server, signal.SIGCONT)).start()
     return call()
 stopped(lambda: table.save(sys.argv[1]))
 stopped(lambda: table.load(sys.argv[1]))
-other = stopped(lambda: hvd.ps.Table("other", 10, 2, hvd.ps.Add()))
-print("rows", table.pull([1])[0, 0], other.pull([1])[0, 0], flush=True)
+print("rows", table.pull([1])[0, 0], flush=True)
 """
 
 
-def test_a_save_a_load_and_a_table_may_take_longer_than_a_collective(tmp_path):
-    words = "-np", 2, "--servers", 1, "--collective-timeout", "1.5", sys.executable, "-c", SLOW, str(tmp_path / "saved")
+def test_a_save_and_a_load_may_take_longer_than_a_collective(tmp_path):
+    words = "-np", 2, "--servers", 1, "--collective-timeout", "2.5", sys.executable, "-c", SLOW, str(tmp_path / "saved")
     code, out, err = launch(*words)
-    assert code == 0 and out.count("rows 2.0 0.0") == 2, (out, err)
+    assert code == 0 and out.count("rows 2.0") == 2, (out, err)
 
 
 @as_ranks(2)
