@@ -7,6 +7,7 @@ Nothing here knows how many servers there are.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -42,3 +43,19 @@ def described(
         "staleness": staleness, "replicas": int(replicas), "order": order, "reduce": reduce,
         "scale": first.scale, "seed": first.seed,
     }  # fmt: skip
+
+
+def new_rate(spec: dict[str, Any], value: Any) -> float:
+    """The learning rate that a table of this description is set to. ValueError where it cannot be."""
+    if optimizers.RULES[spec["rule"]] not in optimizers.RATED:
+        raise ValueError(
+            f"table {spec['name']!r}: the learning rate of optimizer {spec['rule']} cannot change, only that of Sgd, "
+            "Adagrad and Adam [HVD025]"
+        )
+    try:
+        rate = float(value)
+    except (TypeError, ValueError):
+        rate = math.nan
+    if not abs(rate) <= optimizers.MOST:
+        raise ValueError(f"table {spec['name']!r}: lr={value!r} must be a finite number [HVD025]")
+    return rate

@@ -1,5 +1,8 @@
 """Layers on a table have the bits of torch's own layers, rows and gradients, and push when they should, never else."""
 
+import contextlib
+import math
+
 import numpy as np
 import pytest
 from one_table import OneTable
@@ -138,7 +141,8 @@ def test_ranks_learn_what_they_learn_with_a_dense_table_and_allreduce():
     table = hvd.ps.Table("users", rows=200, dim=4, optimizer=hvd.ps.Sgd(0.5), init=hvd.ps.uniform(1.0, seed=2))
     embedding, bag = hvd.ps.Embedding(table), hvd.ps.EmbeddingBag(table, "sum")
     weight = embedding.materialize()
-    sgd = torch.optim.SGD(weight.parameters(), lr=0.5)
+    sgd = torch.optim.SGD(weight.parameters(), lr=table.lr)
+    halved = torch.optim.lr_scheduler.StepLR(sgd, 3, 0.5)
     random = torch.Generator().manual_seed(hvd.rank())
     for step in range(10):
         ids = torch.randint(0, 100, (40, 3), generator=random) ** 2 % 200
@@ -152,5 +156,25 @@ def test_ranks_learn_what_they_learn_with_a_dense_table_and_allreduce():
         weight.weight.grad = hvd.allreduce(weight.weight.grad)
         sgd.step()
         sgd.zero_grad()
-    assert torch.equal(embedding.materialize().weight, weight.weight) and weight.weight.isfinite().all()
-    hvd.shutdown()
+        halved.step()
+        table.lr = halved.get_last_lr()[0]
+    assert (
+        table.lr == 0.0625
+        and torch.equal(embedding.materialize().weight, weight.weight)
+        and weight.weight.isfinite().all()
+    )
+    for wrong in (math.nan, 1e39, "fast", None):
+        with pytest.raises(ValueError, match=r"'users': lr=.*\[HVD025\]$"):
+            table.lr = wrong
+    counts, sparse = hvd.ps.Table("c", 9, 1, hvd.ps.Add()), hvd.ps.Table("f", 9, 1, hvd.ps.Ftrl(0.5))
+    assert (counts.lr, sparse.lr) == (None, 0.5)
+    for fixed, rule in ((counts, "Add"), (sparse, "Ftrl")):
+        with pytest.raises(ValueError, match=rf"rate of optimizer {rule} cannot.*\[HVD025\]$"):
+            fixed.lr = 0.1
+    table.lr = 1 + hvd.rank()
+    embedding(torch.tensor([1])).sum().backward()
+    with pytest.raises(hvd.HvdMismatchError, match=r"'users': rank 1 ends step 11 with lr=2.0.*\[HVD026\]$"):
+        table.step()
+        embedding(torch.tensor([1]))
+    with contextlib.suppress(hvd.HvdError):
+        hvd.shutdown()
