@@ -68,8 +68,9 @@ class Work:
     def is_over(self) -> bool:
         """The same on all ranks, which all ask."""
         if not self.is_known:
-            self._said = broadcast_object(self._said, name="hvd.ps.done")
-            self.is_known = self._said is not None
+            said = broadcast_object(self._said, name="hvd.ps.done")
+            if said is not None:  # else the thread may have set it since
+                self._said, self.is_known = said, True
         return self.is_known
 
     def wait(self, seconds: float | None = None) -> Any:
