@@ -45,13 +45,14 @@ class Embedding(_Layer):
 
     Args:
         table (hvdlite.ps.Table): the table.
+        mask_zero (bool): the layers that follow leave out places with id 0, as with ``keras.layers.Embedding``.
         more: arguments of ``keras.layers.Layer``.
 
     Raises:
         ValueError: the layer computes in float16, whose loss scale would be pushed with the gradients.
     """
 
-    def __init__(self, table: Any, **more: Any) -> None:
+    def __init__(self, table: Any, mask_zero: bool = False, **more: Any) -> None:
         super().__init__(**more)
         if self.compute_dtype == "float16":
             raise ValueError(
@@ -60,6 +61,7 @@ class Embedding(_Layer):
                 "auto_scale_loss=False [HVD025]"
             )
         self.table, self.supports_jit = table, False
+        self.mask_zero = self.supports_masking = mask_zero
 
     def build(self, shape: Any) -> None:
         """Makes the weight that asks for gradients."""
@@ -70,6 +72,10 @@ class Embedding(_Layer):
     def compute_output_shape(self, shape: Any) -> tuple[Any, ...]:
         """That of ids, and dim."""
         return (*shape, self.table.dim)
+
+    def compute_mask(self, ids: Any, mask: Any = None) -> Any:
+        """Where ids are not 0. None: everywhere."""
+        return keras.ops.not_equal(ids, 0) if self.mask_zero else None
 
     def call(self, ids: Any) -> Any:
         """The rows of these ids."""
@@ -83,7 +89,7 @@ class Embedding(_Layer):
 
     def get_config(self) -> dict[str, Any]:
         """Of the table its name."""
-        return {**super().get_config(), "table": self.table.name}
+        return {**super().get_config(), "table": self.table.name, "mask_zero": self.mask_zero}
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Any:
@@ -127,9 +133,14 @@ def _rows(table: Any, ids: Any, anchor: Any, trainable: bool, dtype: str) -> Any
 class Step(_Callback):
     """Callback that ends this rank's step of some tables after each batch.
 
-    While a model is tested or predicts, the tables are frozen::
+    While a model is tested or predicts, the tables are frozen. A table's learning rate follows that of the model by a
+    callback of Keras::
 
-        model.fit(x, y, callbacks=[hvd.ps.Step([table])])
+        def follow(batch, logs):
+            table.lr = float(model.optimizer.learning_rate)
+
+        calls = [hvd.ps.Step([table]), keras.callbacks.LambdaCallback(on_train_batch_end=follow)]
+        model.fit(x, y, callbacks=calls)
 
     Args:
         tables (list of hvdlite.ps.Table): the tables.

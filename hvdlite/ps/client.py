@@ -97,7 +97,7 @@ class Client:
         self.messages_out += 1
         self._ring()
 
-    def _head(self, kind: int, server: int, **more: int) -> bytes:
+    def _head(self, kind: int, server: int, **more: Any) -> bytes:
         return messages.pack(kind, self.rank, server, self.session, **more)
 
     def _ask(self, question: Question, server: int, kind: int, number: int, frames: list[Any], where: Any) -> None:
@@ -129,7 +129,7 @@ class Client:
                 link.push_bytes += sum(each.nbytes for each in body)
                 head = self._head(
                     messages.PUSH, server, table=table, number=link.pushes, clock=clock, flags=flags,
-                    rows=len(body[0]) if body else 0,
+                    rows=len(body[0]) if body else 0, rate=question.table.lr or 0.0,
                 )  # fmt: skip
                 self._ask(question, server, messages.PUSH, link.pushes, [head, *body], None)
             return True

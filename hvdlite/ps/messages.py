@@ -1,10 +1,11 @@
 """What do workers and servers say? Multipart messages: a head of 48 bytes, then arrays as they lie in memory.
 
     u16 magic | u8 kind | u8 flags | u16 table | u16 worker | u16 server | u16 0 | u32 clock | u64 number | u64 after |
-    u64 session | u32 rows | u32 0                                                                    little-endian
+    u64 session | u32 rows | f32 rate                                                                 little-endian
 
 `worker` and `server` are the two ends, `number` counts a worker's pushes to one server (from 1), or its questions.
 `after`: a pull is to see all pushes of its worker up to this number, also those that were lost and come again.
+`rate` of a push: the learning rate of its worker, where the table's rule has one that may change.
 `session` tells one life of the job's ranks from the next. A head of another magic, session or server is not looked at.
 
     kind     from, to   frames after the head          answered by
@@ -23,10 +24,10 @@ from __future__ import annotations
 import struct
 from typing import Any, NamedTuple
 
-from ..errors import HvdError, HvdPeerLostError
+from ..errors import HvdError, HvdMismatchError, HvdPeerLostError
 
-HEAD = struct.Struct("<HBBHHHHIQQQII")
-MAGIC = 0x7632  # with the version of what is said
+HEAD = struct.Struct("<HBBHHHHIQQQIf")
+MAGIC = 0x7633  # with the version of what is said
 PULL, ROWS, WAITS, PUSH, DONE, CLOCK, CALL, ANSWER, REFUSED, GONE = range(1, 11)
 TICK, LEAVE = 1, 2  # flags of a PUSH: the last of its step; the last of its worker (of a REFUSED: worker `number` left)
 PIECE_BYTES = 4 << 20  # of rows in one message: heartbeats and short messages get through between two
@@ -45,30 +46,31 @@ class Head(NamedTuple):
     after: int
     session: int
     rows: int
+    rate: float = 0.0
 
 
 def pack(
     kind: int, worker: int, server: int, session: int, *, flags: int = 0, table: int = 0, clock: int = 0,
-    number: int = 0, after: int = 0, rows: int = 0
+    number: int = 0, after: int = 0, rows: int = 0, rate: float = 0.0
 ) -> bytes:  # fmt: skip
     """The head of a message."""
-    return HEAD.pack(MAGIC, kind, flags, table, worker, server, 0, clock, number, after, session, rows, 0)
+    return HEAD.pack(MAGIC, kind, flags, table, worker, server, 0, clock, number, after, session, rows, rate)
 
 
 def unpack(frame: Any, server: int) -> Head | None:
     """None for what is no head, or not of this server."""
     if len(frame) != HEAD.size:
         return None
-    magic, kind, flags, table, worker, to, _, clock, number, after, session, rows, _ = HEAD.unpack(frame)
+    magic, kind, flags, table, worker, to, _, clock, number, after, session, rows, rate = HEAD.unpack(frame)
     if magic != MAGIC or to != server or not PULL <= kind <= GONE:
         return None
-    return Head(kind, flags, table, worker, to, clock, number, after, session, rows)
+    return Head(kind, flags, table, worker, to, clock, number, after, session, rows, rate)
 
 
 def refusal(head: Head, text: str) -> HvdError:
     """The error that a REFUSED is."""
     if not head.flags & LEAVE:
-        return HvdError(text)
+        return HvdMismatchError(text) if text.endswith("[HVD026]") else HvdError(text)
     lost = HvdPeerLostError(text)
     lost.rank = head.number
     return lost

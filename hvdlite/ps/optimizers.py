@@ -5,6 +5,9 @@ first. `update(rows, state, grads)` changes `rows` and `state` in place: float32
 extra], [n, dim], of n different rows. The order of operations is fixed, and there are only those that IEEE 754 rounds
 (+, -, *, /, sqrt; a power's bits depend on the processor), so the bits are the same wherever it runs.
 
+`rate` of Sgd, Adagrad and Adam is the learning rate: a server sets it before an update. The state of Ftrl is made of
+its rate, so a change would scale all rows; the others have no rate of ours.
+
 Rules are lazy: a row without a gradient does not move, nor does its state. For Sgd and Adagrad that is what dense
 training does; Adam and Ftrl differ there (dense Adam also moves rows by their momentum).
 """
@@ -23,6 +26,7 @@ import numpy as np
 from .placement import U64, hashed
 
 F32 = np.float32
+MOST = float(np.finfo(F32).max)
 
 
 class Sgd:
@@ -42,7 +46,7 @@ class Sgd:
 
     def __init__(self, lr: float) -> None:
         self.options = {"lr": float(lr)}
-        self._lr = F32(lr)
+        self.rate = F32(lr)
 
     def update(self, rows: Any, state: Any, grads: Any) -> None:
         """Apply gradients to rows in place. Servers call it.
@@ -52,7 +56,7 @@ class Sgd:
             state (array): float32 of shape (n, columns * dim + extra).
             grads (array): float32 of shape (n, dim).
         """
-        rows -= self._lr * grads
+        rows -= self.rate * grads
 
 
 class Adagrad:
@@ -73,7 +77,7 @@ class Adagrad:
 
     def __init__(self, lr: float, eps: float = 1e-10) -> None:
         self.options = {"lr": float(lr), "eps": float(eps)}
-        self._lr, self._eps = F32(lr), F32(eps)
+        self.rate, self._eps = F32(lr), F32(eps)
 
     def update(self, rows: Any, state: Any, grads: Any) -> None:
         """Apply gradients to rows in place. Servers call it.
@@ -84,7 +88,7 @@ class Adagrad:
             grads (array): float32 of shape (n, dim).
         """
         state += grads * grads
-        rows -= self._lr * grads / (np.sqrt(state) + self._eps)
+        rows -= self.rate * grads / (np.sqrt(state) + self._eps)
 
 
 class Adam:
@@ -109,7 +113,7 @@ class Adam:
 
     def __init__(self, lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8) -> None:
         self.options = {"lr": float(lr), "betas": (float(betas[0]), float(betas[1])), "eps": float(eps)}
-        self._lr, self._eps = F32(lr), F32(eps)
+        self.rate, self._eps = F32(lr), F32(eps)
         self._first, self._second = F32(betas[0]), F32(betas[1])
 
     def update(self, rows: Any, state: Any, grads: Any) -> None:
@@ -126,7 +130,7 @@ class Adam:
         square[:] = self._second * square + (F32(1) - self._second) * grads * grads
         betas = np.array([self._first, self._second])
         divisors[:] = betas * divisors + (F32(1) - betas)
-        step = self._lr * np.sqrt(divisors[:, 1:]) / divisors[:, :1]
+        step = self.rate * np.sqrt(divisors[:, 1:]) / divisors[:, :1]
         rows -= step * mean / (np.sqrt(square) + self._eps)
 
 
@@ -218,13 +222,14 @@ class Custom:
 
 Optimizer = Union[Sgd, Adagrad, Adam, Ftrl, Add, Custom]
 RULES: dict[str, Any] = {each.__name__: each for each in (Sgd, Adagrad, Adam, Ftrl, Add, Custom)}
+RATED = (Sgd, Adagrad, Adam)  # whose learning rate may change
 
 
 def described(optimizer: Any) -> dict[str, Any]:
     """The rule as JSON for servers: {"rule": name, "options": {...}}. ValueError naming what cannot be."""
     if type(optimizer) in RULES.values():
         numbers = [n for each in optimizer.options.values() for n in (each if isinstance(each, tuple) else [each])]
-        if not all(isinstance(n, str) or (isinstance(n, (int, float)) and math.isfinite(n)) for n in numbers):
+        if not all(isinstance(n, str) or (isinstance(n, (int, float)) and abs(n) <= MOST) for n in numbers):
             raise ValueError(
                 f"optimizer={type(optimizer).__name__}({optimizer.options}): options must be finite numbers [HVD025]"
             )

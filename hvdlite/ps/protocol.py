@@ -13,6 +13,9 @@ of its worker are applied:
     s >= 1            stale synchronous (SSP; Ho et al., 2013): applied when they come. A pull in step c sees all steps
                       before c - s of everyone, all of its own, and perhaps more.
     s = None          asynchronous (ASP): never waits.
+
+A rule with a learning rate takes that of the push. With s = 0 it takes that of the ticks of the step, which must agree;
+a worker that leaves has no say while another ends the step with a tick.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from . import messages
+from . import messages, optimizers
 from .messages import Head
 from .optimizers import F32
 from .shard import Refused, Shard
@@ -51,6 +54,7 @@ class _Table:
         self._scale = F32(1 / workers) if spec["reduce"] == "mean" else None
         self.clocks = np.zeros(workers, np.int64)
         self._kept: dict[int, list[list[tuple[Any, Any]]]] = {}  # BSP, by step and worker: (slots, grads)
+        self._rates: dict[int, dict[int, tuple[bool, float]]] = {}  # BSP, by step and worker: (it left, its rate)
         self.parked: list[_Parked] = []
         self.job: Any = None  # a save or a load that is not over (background.py)
         self.broken = ""  # why it can give no rows any more
@@ -63,28 +67,46 @@ class _Table:
     def may_see(self, clock: int) -> bool:
         return self.staleness is None or self.low() >= clock - self.staleness
 
-    def push(self, worker: int, clock: int, ids: Any, grads: Any) -> None:
+    def push(self, head: Head, ids: Any, grads: Any) -> None:
         slots = self.shard.slots(ids)
         if self.staleness == 0:
-            self._kept.setdefault(clock, [[] for _ in self.clocks])[worker].append((slots, grads))
+            self._kept.setdefault(head.clock, [[] for _ in self.clocks])[head.worker].append((slots, grads))
         elif len(slots):
-            self.shard.apply(slots, self._scaled(grads))
+            self._update(slots, grads, head.rate)
 
-    def _scaled(self, grads: Any) -> Any:
-        return grads if self._scale is None else grads * self._scale
+    def _update(self, slots: Any, grads: Any, rate: float) -> None:
+        if isinstance(rule := self.shard.rule, optimizers.RATED):
+            rule.rate = F32(rate)
+        self.shard.apply(slots, grads if self._scale is None else grads * self._scale)
 
-    def end(self, worker: int, clock: int) -> bool:
-        """The worker's clock is this now; whether the slowest has moved."""
-        before = self.low()
-        self.clocks[worker] = clock
+    def _rate(self, step: int) -> float:
+        """On which the workers that ended this step agree."""
+        told = sorted((has_left, worker, rate) for worker, (has_left, rate) in self._rates.pop(step).items())
+        _, first, rate = told[0]
+        for has_left, other, its in told:
+            if not has_left and its != rate:
+                raise Refused(
+                    f"table {self.shard.name!r}: rank {other} ends step {step + 1} with lr={F32(its)}, rank {first} "
+                    f"with lr={F32(rate)}: set the same table.lr on all ranks [HVD026]"
+                )
+        return rate
+
+    def end(self, head: Head) -> bool:
+        """This push is the last of its worker's step; whether the slowest clock has moved."""
+        before, has_left = self.low(), bool(head.flags & messages.LEAVE)
+        self.clocks[head.worker] = LEFT if has_left else head.clock + 1
+        if self.staleness == 0:
+            self._rates.setdefault(head.clock, {})[head.worker] = (has_left, head.rate)
         if self.low() == before:
             return False
-        for step in sorted(step for step in self._kept if step < self.low()):
-            of_worker = [_added(parts) for parts in self._kept.pop(step) if parts]
+        for step in sorted(step for step in self._rates if step < self.low()):
+            of_worker = [_added(parts) for parts in self._kept.pop(step, []) if parts]
             try:
+                rate = self._rate(step)
                 if of_worker:
-                    slots, grads = _added(of_worker)
-                    self.shard.apply(slots, self._scaled(grads))
+                    self._update(*_added(of_worker), rate)
+            except Refused as error:
+                self.broken = str(error)
             except Exception as error:  # of a user's rule; whose gradient it was nobody knows any more
                 text = f"its optimizer raised {type(error).__name__}: {error}"
                 self.broken = f"table {self.shard.name!r}: {text}, at the end of step {step + 1}"
@@ -139,7 +161,7 @@ class Protocol:
         self._asked: list[set[int]] = [set() for _ in range(workers)]  # numbers of parked pulls
         self._answered: list[tuple[int, list[Any]]] = [(0, []) for _ in range(workers)]  # the last CALL
 
-    def head(self, kind: int, worker: int, **more: int) -> bytes:
+    def head(self, kind: int, worker: int, **more: Any) -> bytes:
         return messages.pack(kind, worker, self.me, self.session, **more)
 
     def take(self, head: Head, frames: list[Any]) -> list[Answer]:
@@ -174,7 +196,8 @@ class Protocol:
 
     def _refused(self, worker: int, error: Exception) -> Answer:
         text = str(error) if isinstance(error, Refused) else f"{type(error).__name__}: {error}"
-        return worker, [self.head(messages.REFUSED, worker), f"server {self.me}: {text} [HVD033]".encode()]
+        text = text if text.endswith("[HVD026]") else f"{text} [HVD033]"
+        return worker, [self.head(messages.REFUSED, worker), f"server {self.me}: {text}".encode()]
 
     def _call(self, head: Head, frames: list[Any]) -> list[Answer]:
         asked = json.loads(bytes(frames[0]))
@@ -267,16 +290,16 @@ class Protocol:
         return [*answers, (worker, [self.head(messages.DONE, worker, number=self._last[worker])])]
 
     def _apply(self, head: Head, frames: list[Any]) -> list[Answer]:
-        table, worker = self.tables[head.table], head.worker
+        table = self.tables[head.table]
         if head.rows:
             ids, grads = np.frombuffer(frames[0], np.int64), np.frombuffer(frames[1], F32)
             if len(ids) != head.rows or grads.size != head.rows * table.shard.dim:
                 raise Refused(f"{len(ids)} ids and {grads.size} numbers for {head.rows} rows of {table.shard.dim}")
-            table.push(worker, head.clock, ids, grads.reshape(head.rows, table.shard.dim))
+            table.push(head, ids, grads.reshape(head.rows, table.shard.dim))
         table.applied += 1
         if not head.flags:
             return []
-        moved = table.end(worker, LEFT if head.flags & messages.LEAVE else head.clock + 1)
+        moved = table.end(head)
         if table.broken:
             return [self._refused(each, Refused(table.broken)) for each in range(self.workers)]
         told = [each for each in range(self.workers) if moved and table.staleness is not None]

@@ -28,7 +28,7 @@ from .client import Client
 from .patience import Patience
 from .placement import Placement
 from .questions import Awaited, Question
-from .terms import described
+from .terms import described, new_rate
 
 F32 = np.float32
 MANY_PUSHES = 500  # in a step, after which it is likely that nobody ends it
@@ -95,6 +95,7 @@ class Table:
     def _open(self, spec: dict[str, Any]) -> None:
         name, replicas, order = spec["name"], spec["replicas"], spec["order"]
         self._spec = spec
+        self._lr: float | None = self._spec["options"].get("lr")
         self._client: Client | None = serving.client()
         if replicas > self._client.servers:
             raise ValueError(f"table {name!r}: replicas=2, but this job has 1 server [HVD025]")
@@ -122,6 +123,25 @@ class Table:
     @property
     def dim(self) -> int:
         return int(self._spec["dim"])
+
+    @property
+    def lr(self) -> float | None:
+        """The learning rate, which may be set on all ranks alike. None: the optimizer has none.
+
+        With ``staleness=0`` the rate at ``step()`` counts for all gradients of the step. Otherwise each push takes the
+        rate at that moment. ``Sgd``, ``Adagrad`` and ``Adam`` let it change. A save does not hold it::
+
+            table.lr = scheduler.get_last_lr()[0]
+
+        Raises:
+            HvdMismatchError: later, on all ranks, with ``staleness=0``, if ranks end a step with different rates.
+            ValueError: the optimizer's rate cannot change, or the value is not a finite number.
+        """
+        return self._lr
+
+    @lr.setter
+    def lr(self, value: Any) -> None:
+        self._lr = new_rate(self._spec, value)
 
     @property
     def replicas(self) -> int:

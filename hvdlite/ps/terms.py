@@ -7,6 +7,7 @@ Nothing here knows how many servers there are.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -58,3 +59,19 @@ def described_group(name: str, tables: Mapping[str, int], dim: int, *, init: Any
     whole = described(name, sum(spec["rows"] for spec in each), dim, init=None, **more)
     first = {key: [spec[key] for spec in each] for key in ("scale", "seed")}
     return {**whole, **first, "tables": [[table, spec["rows"]] for table, spec in zip(tables, each)]}
+
+
+def new_rate(spec: dict[str, Any], value: Any) -> float:
+    """The learning rate that a table of this description is set to. ValueError where it cannot be."""
+    if optimizers.RULES[spec["rule"]] not in optimizers.RATED:
+        raise ValueError(
+            f"table {spec['name']!r}: the learning rate of optimizer {spec['rule']} cannot change, only that of Sgd, "
+            "Adagrad and Adam [HVD025]"
+        )
+    try:
+        rate = float(value)
+    except (TypeError, ValueError):
+        rate = math.nan
+    if not abs(rate) <= optimizers.MOST:
+        raise ValueError(f"table {spec['name']!r}: lr={value!r} must be a finite number [HVD025]")
+    return rate

@@ -9,6 +9,9 @@ bits of torch.nn.Embedding, and the gradient of a row is added up where torch do
 in which the ids stand. The backward pushes these rows as soon as their gradient is there, and does not wait. Within
 torch.no_grad() and table.frozen() rows are read and nothing is pushed.
 
+padding_idx is an id without a row: it is neither pulled nor pushed. Torch gets a row of zeros for it, in the order of
+the ids, because the order in which torch adds depends on theirs.
+
 What stands outside of these layers does not know the rows: clipping by the norm of all gradients does not reach them,
 nor does weight decay. torch.amp.GradScaler scales what is pushed: train in bfloat16, which needs none.
 
@@ -32,34 +35,55 @@ _SLICE = 1 << 16  # rows that materialize pulls at a time
 
 
 class _Pull(torch.autograd.Function):
-    """Rows of a table. The anchor needs a gradient: without one autograd would not come back here."""
+    """Rows of a table, with one of zeros at `padding`. The anchor needs a gradient: without one autograd would not come
+    back here."""
 
     @staticmethod
-    def forward(ctx: Any, anchor: torch.Tensor, table: Any, some: Any, device: torch.device) -> torch.Tensor:
-        ctx.table, ctx.some = table, some
-        return torch.from_numpy(table.pull_unique(some)).to(device)
+    def forward(
+        ctx: Any, anchor: torch.Tensor, table: Any, some: Any, padding: int | None, device: torch.device
+    ) -> torch.Tensor:
+        ctx.table, ctx.some, ctx.padding = table, some, padding
+        rows = table.pull_unique(some)
+        return torch.from_numpy(rows if padding is None else np.insert(rows, padding, 0, axis=0)).to(device)
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[None, ...]:
         if not ctx.table.is_frozen:
-            ctx.table.push_unique(ctx.some, np.ascontiguousarray(grad.detach().cpu().numpy()))
-        return None, None, None, None
+            grads = grad.detach().cpu().numpy()
+            grads = grads if ctx.padding is None else np.delete(grads, ctx.padding, axis=0)
+            ctx.table.push_unique(ctx.some, np.ascontiguousarray(grads))
+        return None, None, None, None, None
 
 
 class _Lookup(torch.nn.Module):
     """What layers on a table have in common."""
 
-    def __init__(self, table: Any) -> None:
+    def __init__(self, table: Any, padding_idx: int | None) -> None:
         super().__init__()
+        whole = isinstance(padding_idx, (int, np.integer))
+        if padding_idx is not None and not (whole and -table.rows <= padding_idx < table.rows):
+            raise ValueError(
+                f"{type(self).__name__} on table {table.name!r}: padding_idx={padding_idx!r} must be an integer "
+                f"from -{table.rows} to {table.rows - 1} [HVD025]"
+            )
         self.table = table
+        self.padding_idx = None if padding_idx is None else int(padding_idx) % table.rows
 
-    def _pulled(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """(place of each id in the rows, the different rows that ids ask for)."""
-        numbers = self.table.checked_ids(ids.detach().cpu().numpy())
-        some, back = np.unique(numbers, return_inverse=True)
+    def _pulled(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, int | None]:
+        """(place of each id in the rows, the different rows that ids ask for, the place of padding_idx)."""
+        numbers, padding = self.table.checked_ids(ids.detach().cpu().numpy()), None
+        if self.padding_idx is None:
+            some, back = np.unique(numbers, return_inverse=True)
+            places = back.reshape(numbers.shape)
+        else:
+            has_row = numbers != self.padding_idx
+            some, back = np.unique(numbers[has_row], return_inverse=True)
+            padding = int(np.searchsorted(some, self.padding_idx))
+            places = np.full(numbers.shape, padding)
+            places[has_row] = back + (back >= padding)
         with torch.set_grad_enabled(torch.is_grad_enabled() and not self.table.is_frozen):
-            rows = _Pull.apply(torch.zeros((), requires_grad=True), self.table, some, ids.device)
-        return torch.from_numpy(back.reshape(ids.shape)).to(ids.device), rows
+            rows = _Pull.apply(torch.zeros((), requires_grad=True), self.table, some, padding, ids.device)
+        return torch.from_numpy(places).to(ids.device), rows, padding
 
     def get_extra_state(self) -> torch.Tensor:
         """The table's name."""
@@ -76,18 +100,24 @@ class _Lookup(torch.nn.Module):
 
     def extra_repr(self) -> str:
         """As torch.nn.Embedding shows itself."""
-        return f"{self.table.rows}, {self.table.dim}, table={self.table.name!r}"
+        padding = "" if self.padding_idx is None else f", padding_idx={self.padding_idx}"
+        return f"{self.table.rows}, {self.table.dim}, table={self.table.name!r}{padding}"
 
 
 class Embedding(_Lookup):
     """Rows of a table, as torch.nn.Embedding(rows, dim) has them in its weight.
 
     ids: integers of any shape, on any device. Raises ValueError for what is no row's number, and what table.pull does.
+    Places with padding_idx are zeros, as in a torch.nn.Embedding that was not trained. table.prefetch gets ids without.
     """
+
+    def __init__(self, table: Any, padding_idx: int | None = None) -> None:
+        super().__init__(table, padding_idx)
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         """Return the rows: float32 of shape ``(*ids.shape, dim)``."""
-        return functional.embedding(*self._pulled(ids))
+        places, rows, padding = self._pulled(ids)
+        return functional.embedding(places, rows, padding)
 
     @torch.no_grad()
     def materialize(self) -> torch.nn.Embedding:
@@ -96,22 +126,47 @@ class Embedding(_Lookup):
         for begin in range(0, len(weight), _SLICE):
             some = np.arange(begin, min(begin + _SLICE, len(weight)))
             weight[begin : begin + len(some)] = torch.from_numpy(self.table.pull_unique(some))
-        return torch.nn.Embedding.from_pretrained(weight, freeze=False)
+        if self.padding_idx is not None:
+            weight[self.padding_idx] = 0
+        return torch.nn.Embedding.from_pretrained(weight, freeze=False, padding_idx=self.padding_idx)
 
 
 class EmbeddingBag(_Lookup):
-    """Sums or means of rows, as torch.nn.EmbeddingBag(rows, dim, mode=mode) makes them. An empty bag is zeros."""
+    """Sums, means or maxima of rows, as torch.nn.EmbeddingBag(rows, dim, mode=mode) makes them.
 
-    def __init__(self, table: Any, mode: str = "mean") -> None:
-        super().__init__(table)
-        if mode not in ("sum", "mean"):
-            raise ValueError(f"EmbeddingBag: mode is 'sum' or 'mean', not {mode!r} [HVD025]")
-        self.mode = mode
+    An empty bag is zeros. padding_idx does not count, in the divisor of a mean neither.
+    """
 
-    def forward(self, ids: torch.Tensor, offsets: torch.Tensor | None = None) -> torch.Tensor:
-        """float32 (bags, dim). ids: (bags, length), or flat with `offsets`, where each bag begins."""
-        places, rows = self._pulled(ids)
-        return functional.embedding_bag(places, rows, None if offsets is None else offsets.to(places), mode=self.mode)
+    def __init__(
+        self, table: Any, mode: str = "mean", include_last_offset: bool = False, padding_idx: int | None = None
+    ) -> None:
+        super().__init__(table, padding_idx)
+        if mode not in ("sum", "mean", "max"):
+            raise ValueError(
+                f"EmbeddingBag on table {table.name!r}: mode is 'sum', 'mean' or 'max', not {mode!r} [HVD025]"
+            )
+        self.mode, self.include_last_offset = mode, include_last_offset
+
+    def forward(
+        self, ids: torch.Tensor, offsets: torch.Tensor | None = None, per_sample_weights: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """float32 (bags, dim). ids: (bags, length), or flat with `offsets`, where each bag begins.
+
+        per_sample_weights, with mode "sum": float32 of the shape of ids. It gets its gradient, of which torch lets the
+        last bits depend on where rows lie in memory.
+        """
+        weights = per_sample_weights
+        if weights is not None and (self.mode, weights.shape, weights.dtype) != ("sum", ids.shape, torch.float32):
+            raise ValueError(
+                f"EmbeddingBag on table {self.table.name!r}: per_sample_weights needs mode 'sum', float32 and the "
+                f"shape {tuple(ids.shape)} of ids, not mode {self.mode!r}, {weights.dtype} and {tuple(weights.shape)} "
+                "[HVD025]"
+            )
+        places, rows, padding = self._pulled(ids)
+        return functional.embedding_bag(
+            places, rows, None if offsets is None else offsets.to(places), mode=self.mode, per_sample_weights=weights,
+            include_last_offset=self.include_last_offset, padding_idx=padding,
+        )  # fmt: skip
 
     def extra_repr(self) -> str:
         """As torch.nn.EmbeddingBag shows itself."""

@@ -26,13 +26,16 @@ Tensors = Mapping[str, torch.Tensor]
 class _Collection(_Lookup):
     """What layers on a group have in common."""
 
+    def __init__(self, table: Any) -> None:
+        super().__init__(table, None)
+
     def _pulled_all(self, ids: Tensors) -> tuple[Any, Any, torch.Tensor, torch.Tensor]:
         """(how ids are split, the different ids, place of each id among them, their rows)."""
         joined = self.table.joined(ids)
         device = next(iter(ids.values())).device
         some, back = np.unique(joined.flat, return_inverse=True)
         with torch.set_grad_enabled(torch.is_grad_enabled() and not self.table.is_frozen):
-            rows = _Pull.apply(torch.zeros((), requires_grad=True), self.table, some, device)
+            rows = _Pull.apply(torch.zeros((), requires_grad=True), self.table, some, None, device)
         return joined, some, torch.from_numpy(back.reshape(-1)).to(device), rows
 
 

@@ -73,7 +73,7 @@ def test_a_pipeline_is_measured_beside_its_list_and_torch():
     pytest.importorskip("torch")
     with Launch("-np", 2, sys.executable, BENCHMARKS / "pipeline.py", "--patience", "tiny") as job:
         assert job.wait(SECONDS) == 0, job.out + job.err
-    assert len(re.findall(r"sleeping, .* hvdlite / slept +\d", job.out)) == 4, job.out
+    assert len(re.findall(r"sleeping, .* hvdlite / slept +\d", job.out)) == 5, job.out
     assert re.search(r"computing, 1f1b, .* hvdlite / torch +\d.* hvdlite / alone +\d", job.out), job.out
 
 

@@ -48,6 +48,12 @@ def fit_is_that_of_a_dense_layer():
     np.testing.assert_allclose(table.pushed(), moved, atol=1e-5)
     for mine, other in zip(ours.layers[-1].get_weights(), theirs.layers[-1].get_weights()):
         np.testing.assert_allclose(mine, other, atol=1e-6)
+    mine, other = hvd.ps.Embedding(table, mask_zero=True), keras.layers.Embedding(50, 4, mask_zero=True)
+    assert np.array_equal(*map(keras.ops.convert_to_numpy, (mine.compute_mask(ids), other.compute_mask(ids))))
+    pooled = keras.layers.GlobalAveragePooling1D()(mine(ids))  # by the mask
+    expected = [table.weight[row[row != 0]].mean(axis=0) for row in ids]
+    np.testing.assert_allclose(keras.ops.convert_to_numpy(pooled), expected, rtol=1e-5)
+    assert mine.get_config()["mask_zero"] and ours.layers[0].compute_mask(ids) is None
     ours.layers[0].trainable = False
     ours.compile(keras.optimizers.SGD(1.0), "mse")
     ours.fit(ids, ids[:, 0], verbose=0)
@@ -87,9 +93,14 @@ def ranks_learn(path):
     model.compile(hvd.DistributedOptimizer(keras.optimizers.Adam(1e-2)), "mse")
     ids = np.random.default_rng(hvd.rank()).integers(0, 1000, (640, 3))
     labels = (ids % 2).sum(axis=1)
+
+    def follow(batch, logs):
+        table.lr = 20 * float(model.optimizer.learning_rate)
+
     calls = [hvd.callbacks.BroadcastGlobalVariablesCallback(0), hvd.ps.Step([table])]
+    calls.append(keras.callbacks.LambdaCallback(on_train_batch_end=follow))
     log = model.fit(ids, labels, batch_size=64, epochs=8, verbose=0, callbacks=calls, validation_data=(ids, labels))
-    assert log.history["loss"][-1] < 0.3 * log.history["loss"][0] and table.clock == 80
+    assert log.history["loss"][-1] < 0.3 * log.history["loss"][0] and (table.clock, round(table.lr, 6)) == (80, 0.2)
     hvd.check_consistency(model)
     expected = model.predict(ids[:8], verbose=0)
     assert len({each.tobytes() for each in hvd.allgather_object(model.predict(np.arange(9).reshape(3, 3)))}) == 1

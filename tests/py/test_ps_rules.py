@@ -6,13 +6,16 @@ says that a rule is free of whatever depends on vectors: the width of a processo
 
 import json
 import math
+import re
 
 import numpy as np
 import pytest
 
+from hvdlite.errors import HvdMismatchError
 from hvdlite.ps import messages, optimizers
 from hvdlite.ps.arrays import in_order
 from hvdlite.ps.placement import Placement, ranked
+from hvdlite.ps.protocol import Protocol
 
 F32 = np.float32
 
@@ -148,8 +151,40 @@ def test_ids_come_in_order_and_equal_ones_as_they_stood():
         assert np.array_equal(in_order(ids), np.argsort(ids, kind="stable"))
 
 
+def ended(staleness, *pushes):
+    """The two rows of a table of ones, Sgd(1.0), after pushes (worker, row, step, rate, flags); the last answers."""
+    server = Protocol(0, 1, 0, {})
+    spec = {"name": "t", "rows": 2, "dim": 1, **optimizers.described(optimizers.Sgd(1.0)), "staleness": staleness,
+            "replicas": 1, "order": "range", "reduce": "sum", "scale": 0.0, "seed": 0}  # fmt: skip
+    calls = [{"do": "hello", "job": 0, "workers": 2}, {"do": "open", "spec": spec, "number": 0}]
+    for number, asked in enumerate(calls, 1):
+        call = messages.pack(messages.CALL, 0, 0, 7, number=number)
+        server.take(messages.unpack(call, 0), [json.dumps(asked).encode()])
+    for count, (worker, row, step, rate, flags) in enumerate(pushes):
+        number = 1 + sum(each[0] == worker for each in pushes[:count])
+        push = messages.pack(messages.PUSH, worker, 0, 7, number=number, clock=step, rate=rate, flags=flags, rows=1)
+        answers = server.take(messages.unpack(push, 0), [np.array([row]), np.ones((1, 1), F32)])
+    return server.tables[0].shard.read(np.arange(2)).ravel().tolist(), answers
+
+
+def test_a_step_has_the_rate_with_which_all_end_it_and_a_stale_push_its_own():
+    tick, leave = messages.TICK, messages.LEAVE
+    assert ended(0, (0, 0, 0, 1, 0), (1, 0, 0, 0.5, tick), (0, 1, 0, 0.5, tick))[0] == [-1.0, -0.5]
+    assert ended(1, (0, 0, 0, 1, 0), (1, 0, 0, 0.5, tick), (0, 1, 0, 0.0, tick))[0] == [-1.5, 0.0]
+    for one in ((0, 0, 0, 0.25, tick), (1, 1, 0, 4, leave)), ((1, 1, 0, 4, leave), (0, 0, 0, 0.25, tick)):
+        assert ended(0, *one)[0] == [-0.25, -0.25]  # whoever comes first
+        assert ended(0, *one, (0, 0, 1, 0.5, leave))[0] == [-0.75, -0.25]
+    rows, answers = ended(0, (1, 0, 0, 0.5, tick), (0, 1, 0, 0.25, tick))
+    said = [(worker, messages.refusal(messages.unpack(head, 0), text.decode())) for worker, (head, *text) in answers
+            for text in text]  # fmt: skip
+    assert rows == [0.0, 0.0] and [worker for worker, _ in said] == [0, 1]
+    for _, error in said:
+        assert isinstance(error, HvdMismatchError)
+        assert re.search(r"'t': rank 1 ends step 1 with lr=0.5, rank 0 with lr=0.25: .*\[HVD026\]$", str(error))
+
+
 def test_messages_say_what_was_packed_and_strangers_are_not_looked_at():
-    said = {"flags": 3, "table": 2, "clock": 7, "number": 1 << 40, "after": 9, "rows": 11}
+    said = {"flags": 3, "table": 2, "clock": 7, "number": 1 << 40, "after": 9, "rows": 11, "rate": 0.5}
     frame = messages.pack(messages.PUSH, 4, 5, 1 << 63, **said)
     assert messages.unpack(frame, 5) == messages.Head(messages.PUSH, worker=4, server=5, session=1 << 63, **said)
     others = [frame[1:], b"", b"\0" + frame[1:], messages.pack(messages.GONE + 1, 4, 5, 0)]

@@ -4,6 +4,7 @@ import os
 import signal
 import sys
 import threading
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from test_ps_traps import folder_of_rank_0
 
 import hvdlite as hvd
 from hvdlite import ps
-from hvdlite.ps import serving
+from hvdlite.ps import serving, together
 
 pytest.importorskip("zmq")
 EVERY = np.arange(3000)
@@ -43,6 +44,20 @@ def test_a_save_and_a_load_may_take_longer_than_a_collective(tmp_path):
     words = "-np", 2, "--servers", 1, "--collective-timeout", "2.5", sys.executable, "-c", SLOW, str(tmp_path / "saved")
     code, out, err = launch(*words)
     assert code == 0 and out.count("rows 2.0") == 2, (out, err)
+
+
+def test_an_end_while_ranks_hear_that_there_is_none_is_not_lost(monkeypatch):
+    ends = threading.Event()
+
+    def told(said, name):
+        ends.set()
+        work._thread.join()
+        return said
+
+    monkeypatch.setattr(together, "rank", lambda: 0)
+    monkeypatch.setattr(together, "broadcast_object", told)
+    work = together.Work(SimpleNamespace(servers=1, alive=lambda: [0]), ends.wait, {})
+    assert not work.is_over() and work.is_over() and work.wait() is True
 
 
 @as_ranks(2)

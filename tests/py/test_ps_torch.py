@@ -1,5 +1,8 @@
 """Layers on a table have the bits of torch's own layers, rows and gradients, and push when they should, never else."""
 
+import contextlib
+import math
+
 import numpy as np
 import pytest
 from one_table import OneTable
@@ -11,7 +14,10 @@ import hvdlite.torch as hvd  # noqa: E402
 
 
 def dense(table, kind=torch.nn.Embedding, **more):
-    return kind.from_pretrained(torch.from_numpy(table.weight.copy()), freeze=False, **more)
+    made = kind.from_pretrained(torch.from_numpy(table.weight.copy()), freeze=False, **more)
+    if more.get("padding_idx") is not None:
+        made.weight.data[more["padding_idx"]] = 0  # as in a new one
+    return made
 
 
 def same(ours, theirs, table, *ids):
@@ -33,7 +39,7 @@ def test_embedding_has_the_bits_of_torchs(shape, dtype):
     same(hvd.ps.Embedding(table), dense(table), table, ids)
 
 
-@pytest.mark.parametrize("mode", ["sum", "mean"])
+@pytest.mark.parametrize("mode", ["sum", "mean", "max"])
 def test_embedding_bag_has_the_bits_of_torchs(mode):
     table = OneTable()
     ours, theirs = hvd.ps.EmbeddingBag(table, mode), dense(table, torch.nn.EmbeddingBag, mode=mode)
@@ -42,8 +48,59 @@ def test_embedding_bag_has_the_bits_of_torchs(mode):
     same(ours, theirs, table, ids.reshape(30, 2).T)
     same(ours, theirs, table, ids, torch.tensor([0, 0, 7, 7, 59, 60]))  # empty bags
     same(ours, theirs, table, ids[:0], torch.tensor([0, 0]))
-    with pytest.raises(ValueError, match="HVD025"):
-        hvd.ps.EmbeddingBag(table, "max")
+    ours, theirs = (hvd.ps.EmbeddingBag(table, mode, True), dense(table, torch.nn.EmbeddingBag, mode=mode,
+                                                                  include_last_offset=True))  # fmt: skip
+    same(ours, theirs, table, ids, torch.tensor([0, 0, 7, 60]))
+
+
+@pytest.mark.parametrize("padding", [3, -2])
+def test_padding_is_neither_pulled_nor_pushed_and_does_not_count(padding):
+    table, random = OneTable(rows=6), torch.Generator().manual_seed(2)
+    ids = torch.randint(0, 6, (40,), generator=random)
+    ids[8:12] = padding % 6
+    ours, theirs = hvd.ps.Embedding(table, padding), dense(table, padding_idx=padding)
+    for some in (ids.reshape(10, 4), ids[8:12], ids[8], ids[:0], ids[ids != padding % 6]):
+        same(ours, theirs, table, some)
+    assert torch.equal(ours.materialize().weight, theirs.weight) and ours.materialize().padding_idx == padding % 6
+    table.pulls.clear()
+    for mode in ("sum", "mean", "max"):
+        ours = hvd.ps.EmbeddingBag(table, mode, padding_idx=padding)
+        theirs = dense(table, torch.nn.EmbeddingBag, mode=mode, padding_idx=padding)
+        same(ours, theirs, table, ids.reshape(10, 4))
+        same(ours, theirs, table, ids, torch.tensor([0, 0, 8, 12, 13, 40]))  # empty, all padding
+        ours(ids.reshape(10, 4)).sum().backward()
+        assert all(padding % 6 not in some for some, _ in table.pushes) and len(table.pushes) == 1
+        table.pushes.clear()
+    assert len(table.pulls) == 9 and all(padding % 6 not in some for some in table.pulls)
+    assert f"padding_idx={padding % 6}" in repr(ours)
+
+
+def test_weights_of_samples_get_their_gradient():
+    table, random = OneTable(), torch.Generator().manual_seed(2)
+    ids, offsets = torch.randint(0, 20, (30,), generator=random), torch.tensor([0, 0, 7, 29])
+    for more in ({}, {"padding_idx": int(ids[3])}):
+        ours = hvd.ps.EmbeddingBag(table, "sum", **more)
+        theirs = dense(table, torch.nn.EmbeddingBag, mode="sum", **more)
+        weights = [torch.linspace(-1, 2, 30, requires_grad=True) for _ in range(2)]
+        got, expected = (layer(ids, offsets, per_sample_weights=each) for layer, each in zip((ours, theirs), weights))
+        assert torch.equal(got, expected)
+        got.pow(2).sum().backward()
+        expected.pow(2).sum().backward()
+        torch.testing.assert_close(weights[0].grad, weights[1].grad)
+        assert np.array_equal(table.pushed(), theirs.weight.grad.numpy())
+
+
+def test_arguments_that_cannot_be_are_refused():
+    table, ids = OneTable(), torch.tensor([[1, 2]])
+    for wrong in (50, -51, 1.0):
+        with pytest.raises(ValueError, match=r"'users': padding_idx=.* from -50 to 49 \[HVD025\]$"):
+            hvd.ps.Embedding(table, padding_idx=wrong)
+    with pytest.raises(ValueError, match=r"'users'.*not 'median' \[HVD025\]$"):
+        hvd.ps.EmbeddingBag(table, "median")
+    for mode, weights in (("mean", torch.ones(1, 2)), ("sum", torch.ones(2)), ("sum", torch.ones(1, 2).double())):
+        with pytest.raises(ValueError, match=r"'users': per_sample_weights needs .*\[HVD025\]$"):
+            hvd.ps.EmbeddingBag(table, mode)(ids, per_sample_weights=weights)
+    assert not table.pulls
 
 
 def test_rows_are_pushed_once_for_each_backward_and_never_where_nobody_learns():
@@ -136,15 +193,17 @@ def test_names_of_tables_are_here_too():
 def test_ranks_learn_what_they_learn_with_a_dense_table_and_allreduce():
     hvd.ps.serve(2)
     table = hvd.ps.Table("users", rows=200, dim=4, optimizer=hvd.ps.Sgd(0.5), init=hvd.ps.uniform(1.0, seed=2))
-    embedding, bag = hvd.ps.Embedding(table), hvd.ps.EmbeddingBag(table, "sum")
+    embedding, bag = hvd.ps.Embedding(table), hvd.ps.EmbeddingBag(table, "max", padding_idx=100)
     weight = embedding.materialize()
-    sgd = torch.optim.SGD(weight.parameters(), lr=0.5)
+    sgd = torch.optim.SGD(weight.parameters(), lr=table.lr)
+    halved = torch.optim.lr_scheduler.StepLR(sgd, 3, 0.5)
     random = torch.Generator().manual_seed(hvd.rank())
     for step in range(10):
         ids = torch.randint(0, 100, (40, 3), generator=random) ** 2 % 200
         if step % 2:
             bag(ids).pow(2).mean().backward()
-            torch.nn.functional.embedding_bag(ids, weight.weight, mode="sum").pow(2).mean().backward()
+            theirs = torch.nn.functional.embedding_bag(ids, weight.weight, mode="max", padding_idx=100)
+            theirs.pow(2).mean().backward()
         else:
             embedding(ids).pow(3).sum().backward()
             weight(ids).pow(3).sum().backward()
@@ -152,5 +211,25 @@ def test_ranks_learn_what_they_learn_with_a_dense_table_and_allreduce():
         weight.weight.grad = hvd.allreduce(weight.weight.grad)
         sgd.step()
         sgd.zero_grad()
-    assert torch.equal(embedding.materialize().weight, weight.weight) and weight.weight.isfinite().all()
-    hvd.shutdown()
+        halved.step()
+        table.lr = halved.get_last_lr()[0]
+    assert (
+        table.lr == 0.0625
+        and torch.equal(embedding.materialize().weight, weight.weight)
+        and weight.weight.isfinite().all()
+    )
+    for wrong in (math.nan, 1e39, "fast", None):
+        with pytest.raises(ValueError, match=r"'users': lr=.*\[HVD025\]$"):
+            table.lr = wrong
+    counts, sparse = hvd.ps.Table("c", 9, 1, hvd.ps.Add()), hvd.ps.Table("f", 9, 1, hvd.ps.Ftrl(0.5))
+    assert (counts.lr, sparse.lr) == (None, 0.5)
+    for fixed, rule in ((counts, "Add"), (sparse, "Ftrl")):
+        with pytest.raises(ValueError, match=rf"rate of optimizer {rule} cannot.*\[HVD025\]$"):
+            fixed.lr = 0.1
+    table.lr = 1 + hvd.rank()
+    embedding(torch.tensor([1])).sum().backward()
+    with pytest.raises(hvd.HvdMismatchError, match=r"'users': rank 1 ends step 11 with lr=2.0.*\[HVD026\]$"):
+        table.step()
+        embedding(torch.tensor([1]))
+    with contextlib.suppress(hvd.HvdError):
+        hvd.shutdown()
