@@ -96,6 +96,7 @@ class Job:
         self.recording, self.fit = recording, fit(recording.buckets)
         self._plans: dict[tuple[str, Place, tuple[float, float]], Cost] = {}
         self.computing = recording if alone is None else _of_alone(recording, alone)
+        self._unsteady = recording.unsteady + (alone.unsteady if alone else [])
 
     def step(
         self, ranks: int, *, hosts: int | None = None, link: str | None = None, medium: str | None = None,
@@ -128,7 +129,7 @@ class Job:
         rec, notes = self.recording, [self.fit.note] if self.fit.note else []
         wires = _checked(ranks, wire, batch, fusion_mb)
         place, was, assumed = self._places(ranks, hosts, medium, cores, link is not None)
-        notes += assumed
+        notes += self._unsteady + assumed
         wire_link = None if link is None else read_link(link)
         fusion = rec.fusion if fusion_mb is None else fusion_mb * (1 << 20)
         far = self._cost(place, was, wire_link, plan)

@@ -27,6 +27,7 @@ from .phases import MATTERS, Draw, Phase, computed, look_for_waits, phases_of, t
 from .timeline import BYTES_MAX, Floats, Line, Span, clean, read
 
 SKIP, STEPS_MIN, COMMON = 5, 5, 0.9
+UNSTEADY = 0.2  # of the median step
 TIMELINE = "line.json"
 GRADIENTS_MAX, RANKS_MAX = 1 << 16, 64
 
@@ -68,6 +69,17 @@ class Recording:
     @property
     def hosts(self) -> int:
         return -(-self.size // self.local_size)
+
+    @property
+    def unsteady(self) -> list[str]:
+        """A note where recorded steps differ so much that no prediction from them is sharp."""
+        low, median, high = np.percentile(self.step_ns, (10, 50, 90)).tolist()
+        if high - low <= UNSTEADY * median:
+            return []
+        return [
+            f"{self.folder}: recorded steps differ by {(high - low) / median:.0%} ({low / 1e6:.2f} ms to "
+            f"{high / 1e6:.2f} ms are the 10th and 90th percentile): record more steps, on a machine without other work"
+        ]
 
 
 def load(folder: str | os.PathLike[str]) -> Recording:

@@ -21,7 +21,8 @@ def write(folder, size=2, steps=20, sizes=(1 << 20, 3 << 20), apart=True, late=0
     """A recording as ranks write it: gradient i is ready 10 (i + 1) ms after a step's begin (rank 1: `late` ms later),
     its bucket takes 1 ms and 2 ns a byte, a step ends 5 ms behind the last. loss: one more tensor, 3 ms after the rank
     has waited for the others, and 5 ms before the end; "told": the timeline has that wait. other: an allgather that
-    ranks wait for, so many ms."""
+    ranks wait for, so many ms. slow: the later half of steps takes so much longer, behind the last bucket."""
+    slow = rest.get("slow", 0)
     job, cut = rest.get("job", "j"), rest.get("cut", 0)
     folder.mkdir(exist_ok=True)
     took = [1 * MS + 2 * s for s in sizes]
@@ -70,6 +71,7 @@ def write(folder, size=2, steps=20, sizes=(1 << 20, 3 << 20), apart=True, late=0
                 free += other * MS
                 rows += [{**row, "ph": "E", "ts": free / 1e3}]
             end = free + 5 * MS
+            end += int(slow * (end - begin) * (number > steps / 2))
             lines.append({"step": number, "t": begin, "step_ns": end - begin, "exposed_ns": waits, "cpu_ns": 0,
                           "bytes": {"p2p" if apart else "shm": sum(sizes)}})  # fmt: skip
             begin = end
@@ -151,6 +153,15 @@ def test_what_is_not_played_is_said(tmp_path):
     some = write(tmp_path / "some")
     (some / "line.json").write_text((some / "line.json").read_text().replace('"g1"', '"mine"'))
     assert "'g1'" in predict.load(some).step(8).notes[-1]
+
+
+def test_a_recording_whose_steps_differ_says_so(tmp_path):
+    write(tmp_path / "r", steps=40, slow=0.3)
+    said = predict.load(tmp_path / "r").step(2)
+    assert "recorded steps differ by 23%" in said.notes[0] and "more steps" in said.notes[0]
+    write(tmp_path / "steady", steps=40, slow=0.1)
+    said, steady = said.confidence, predict.load(tmp_path / "steady").step(2)
+    assert (said, steady.confidence, steady.notes) == ("medium", "high", [])
 
 
 def test_an_algorithm_of_hvdlite_plan_takes_the_formulas_place(tmp_path):
