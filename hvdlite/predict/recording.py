@@ -96,6 +96,8 @@ def load(folder: str | os.PathLike[str]) -> Recording:
     lines = {rank: _line(path, file, problems) for rank, file in ranks.items()}
     times = {rank: _times(path, file) for rank, file in ranks.items()}
     every = sorted(set.intersection(*(set(each) for each in times.values())))[SKIP:]
+    if size == 1 and not lines[0].spans:
+        return _alone(path, ranks[0], times, _usable([], {}, times, every, size, problems), problems)
     common = [step for step in every if all(times[rank][step].begin < lines[rank].end for rank in ranks)]
     if len(common) < len(every):
         problems.append(f"the timeline ends before {len(every) - len(common)} of {len(every)} steps begin")
@@ -272,6 +274,22 @@ def _made(
         float(np.mean([each.exposed for each in every])),
         sum(each.cpu for each in cpus) / max(sum(each.compute for each in cpus), 1.0), planes, problems,
         _doubts(names, lines, draws, len(times[first.rank]), unexplained),
+    )  # fmt: skip
+
+
+def _alone(
+    path: Path, file: RankFile, times: dict[int, dict[int, Times]], steps: list[int], problems: list[str]
+) -> Recording:
+    """Of one rank, whose optimizer submits no gradients: durations alone. Raises RecordingError."""
+    if len(steps) < STEPS_MIN:
+        raise _wrong(path, f"{len(steps)} whole steps are left; record at least 15 steps")
+    every, none = [times[0][step] for step in steps], np.zeros((len(steps), 0))
+    took = np.array([each.end - each.begin for each in every])
+    cpus = [each.cpu for each in every if each.cpu != NONE and each.cpu >= 0]
+    return Recording(
+        str(path), 1, 1, file.about.get("cores", 0), file.about.get("fusion_threshold", 128 << 20), [], none[0],
+        set(), 1, [], none, took, np.zeros((0, 3)), np.zeros((1, 2)), 30e3, took, 0.0,
+        sum(cpus) / max(float(took.sum()), 1.0), (), problems,
     )  # fmt: skip
 
 
