@@ -139,6 +139,11 @@ class Job:
         """
         rec, notes = self.recording, [self.fit.note] if self.fit.note else []
         wires = _checked(ranks, wire, batch, fusion_mb)
+        ranks, rest = divmod(ranks, rec.of_copy)
+        if rest:
+            raise ValueError(f"a copy of the recorded model has {rec.of_copy} ranks: pass a multiple of it [HVD008]")
+        if rec.of_copy > 1:
+            notes.append(f"what the {rec.of_copy} ranks of a copy do among themselves is taken to last as recorded")
         place, was, assumed = self._places(ranks, hosts, medium, cores, link is not None)
         notes += self._unsteady + assumed
         wire_link = None if link is None else read_link(link)
@@ -159,7 +164,7 @@ class Job:
         low, high = self._range(ranks, far, None if foreign else self.fit, setting, whole.step, off, guessed, seed)
         ms = whole.step / 1e6
         return Prediction(
-            ranks, ms, low / 1e6, high / 1e6, whole.exposed / 1e6, whole.late / 1e6,
+            ranks * rec.of_copy, ms, low / 1e6, high / 1e6, whole.exposed / 1e6, whole.late / 1e6,
             max(0.0, ms - free.step / 1e6), alone.step / 1e6, place.medium, place.hosts, place.cores,
             fusion / (1 << 20), wire, batch, link, plan, self._confidence(place, notes, unmeasured), notes + unmeasured,
         )  # fmt: skip
@@ -175,19 +180,21 @@ class Job:
             Played: the events.
         """
         p = prediction
-        place, was, _ = self._places(p.ranks, p.hosts, p.medium, p.cores, p.link is not None)
+        ranks = p.ranks // self.recording.of_copy
+        place, was, _ = self._places(ranks, p.hosts, p.medium, p.cores, p.link is not None)
         link = None if p.link is None else read_link(p.link)
         stretch = crowd(place, self.computing.cpu) / crowd(was, self.computing.cpu)
         setting = Setting(p.fusion_mb * (1 << 20), stretch, p.batch, WIRES[p.wire], place.hosts > 1)
         far = self._cost(place, was, link, p.plan)
-        return play(self.computing, p.ranks, far, self.fit, setting, 5, seed, picture=True)
+        return play(self.computing, ranks, far, self.fit, setting, 5, seed, picture=True)
 
     def _places(
         self, ranks: int, hosts: int | None, medium: str | None, cores: int | None, link: bool
     ) -> tuple[Place, Place, list[str]]:
         """Where the predicted ranks are, where the recorded ones were, and what of it is assumed."""
         rec = self.recording
-        was = Place(rec.size, rec.hosts, rec.cores, "shm" if rec.hosts == 1 else "bus" if medium == "bus" else "own")
+        over = "shm" if rec.hosts == 1 else "bus" if medium == "bus" else "own"
+        was = Place(rec.size, rec.hosts, rec.cores, over, rec.of_copy)
         if hosts is None:
             wires = link or medium in ("own", "bus")
             hosts = -(-ranks // rec.local_size) if rec.hosts > 1 else ranks if wires else 1
@@ -218,7 +225,11 @@ class Job:
             notes.append("each host is taken to have a wire of its own (--medium bus: one medium for all)")
         if cores is not None and not 1 <= cores <= 1 << 16:
             raise ValueError(f"{cores!r} processors of a host: the number must be at least 1 [HVD008]")
-        return Place(ranks, hosts, cores or rec.cores, "shm" if hosts == 1 else medium or "own"), was, notes
+        return (
+            Place(ranks, hosts, cores or rec.cores, "shm" if hosts == 1 else medium or "own", rec.of_copy),
+            was,
+            notes,
+        )
 
     def _cost(self, place: Place, was: Place, link: tuple[float, float] | None, plan: str | None) -> Cost:
         if plan is None:
@@ -250,11 +261,16 @@ class Job:
         self, place: Place, was: Place, link: str | None, plan: str | None, batch: float, stretch: float
     ) -> list[str]:
         rec, found = self.recording, []
-        crowded = place.cores and place.ranks / place.hosts > place.cores
-        if crowded and (place.medium == "shm" or stretch > 1):
+        now, before = crowd(place, place.each), crowd(was, was.each)
+        if now > before and (place.medium == "shm" or stretch > 1):
             found.append(
-                f"{place.ranks // place.hosts} ranks on {place.cores} processors of a host: more ranks than "
-                "processors: not measured"
+                f"{place.ranks * place.each // place.hosts} ranks on {place.cores} processors of a host: more ranks "
+                "than processors: not measured"
+            )
+        if now < before:
+            found.append(
+                f"the recorded ranks had {was.cores} processors of a host, fewer than ranks: how much faster fewer "
+                "ranks are was not measured"
             )
         if link is not None and place.ranks > 1:
             found.append(f"the network {link} was not measured: its figures are taken as given, the range as 25 % off")

@@ -23,7 +23,8 @@ def write(folder, size=2, steps=20, sizes=(1 << 20, 3 << 20), apart=True, late=0
     its bucket takes 1 ms and 2 ns a byte, a step ends 5 ms behind the last. loss: one more tensor, 3 ms after the rank
     has waited for the others, and 5 ms before the end; "told": the timeline has that wait. other: an allgather that
     ranks wait for, so many ms. slow: the later half of steps takes so much longer, behind the last bucket. rough: a
-    seed; neighbouring steps are alike, others differ by 5 %."""
+    seed; neighbouring steps are alike, others differ by 5 %. divided: each two ranks have one
+    model, whose halves are averaged by sets 1 and 2."""
     slow, rough, chance = rest.get("slow", 0), 0.0, random.Random(rest.get("rough"))
     job, cut = rest.get("job", "j"), rest.get("cut", 0)
     folder.mkdir(exist_ok=True)
@@ -34,7 +35,9 @@ def write(folder, size=2, steps=20, sizes=(1 << 20, 3 << 20), apart=True, late=0
                 "fusion_threshold": 128 << 20}  # fmt: skip
         about = {"job": job, "epoch": 0, "rank": rank, "size": size, "host": f"h#{rank}", "clock_offset_ns": 0}
         rows = [{"ph": "M", "name": "hvdlite_timeline", "pid": rank, "tid": 0, "args": about}]
-        names = [{"ph": "M", "pid": rank, "tid": 1000 + i, "name": "thread_name", "args": {"name": f"g{i}"}}
+        of = {"set": rank % 2 + 1} if "divided" in rest else {}
+        called = [f"pipe.grads_{i + 1}of9 (set {of['set']})" if of else f"g{i}" for i in range(len(sizes))]
+        names = [{"ph": "M", "pid": rank, "tid": 1000 + i, "name": "thread_name", "args": {"name": called[i]}}
                  for i in range(len(sizes))]  # fmt: skip
         names.append({"ph": "M", "pid": rank, "tid": 900, "name": "thread_name", "args": {"name": "loss"}})
         lines, begin = [head], 10**12
@@ -49,8 +52,8 @@ def write(folder, size=2, steps=20, sizes=(1 << 20, 3 << 20), apart=True, late=0
                 if (number, i) not in lost:
                     rows += [{**row, "ph": ph, "ts": ts / 1e3, **more} for ph, ts, more in (
                         ("B", mine, {"name": "NEGOTIATE_ALLREDUCE", "args": {"bytes": s}}), ("E", agreed, {}),
-                        ("B", agreed, {"name": "ALLREDUCE"}), ("B", agreed, {"name": "QUEUE"}), ("E", begun, {}),
-                        ("B", begun, {"name": "P2P_ALLREDUCE"}), ("E", free, {}), ("E", free, {}),
+                        ("B", agreed, {"name": "ALLREDUCE", "args": of}), ("B", agreed, {"name": "QUEUE"}),
+                        ("E", begun, {}), ("B", begun, {"name": "P2P_ALLREDUCE"}), ("E", free, {}), ("E", free, {}),
                     )]  # fmt: skip
             waits = int(free - begin - 10 * MS * len(sizes) - (late * MS if rank else 0)) + other * MS
             if loss:
@@ -191,6 +194,20 @@ def test_an_optimizer_of_one_rank_submits_nothing_and_its_steps_count(tmp_path):
     assert predict.load(alone).step(1).ms == pytest.approx(5)
     with pytest.raises(predict.RecordingError, match="recorded on one rank"):
         predict.load(alone).step(4, link="1GB/s,20us")
+
+
+def test_a_divided_model_counts_by_its_copies(tmp_path, capsys):
+    job = predict.load(write(tmp_path / "r", size=4, late=3, divided=True))
+    rec, took = job.recording, 23 + 1 + 2e-6 * (3 << 20) + 5
+    assert (rec.size, rec.of_copy, rec.names, int(rec.bytes[0])) == (2, 2, ["gradients of all stages"], 8 << 20)
+    same, more = job.step(4), job.step(8)
+    assert same.ranks == 4 and same.ms == pytest.approx(took, rel=1e-3) and same.confidence == "medium"
+    assert "2 ranks of a copy" in " ".join(same.notes) and same.alone_ms == pytest.approx(23 + 5, rel=1e-3)
+    assert more.ms == pytest.approx(23 + 1.5 * (1 + 2e-6 * (3 << 20)) + 5, rel=1e-3)  # 2 (n - 1) / n, n copies
+    code, out, err = told(capsys, tmp_path / "r", "--ranks", "5")
+    assert code == 2 and "has 2 ranks: pass a multiple" in err
+    with pytest.raises(predict.RecordingError, match="record two copies"):
+        predict.load(write(tmp_path / "one", size=2, divided=True))
 
 
 def test_an_algorithm_of_hvdlite_plan_takes_the_formulas_place(tmp_path):
