@@ -2,7 +2,12 @@
 
 A prediction names what it assumes and what was not measured, in `notes`: they decide its confidence. "high": the same
 medium as recorded, at most eight times the ranks, nothing assumed; "low": something was not measured at all; else
-"medium". The range comes from playing with the 10th and the 90th percentile of recorded bucket times.
+"medium".
+
+The range says: nine of ten runs of such a job have their mean step in it. It is as wide as these together (the root of
+the sum of squares): what the step becomes when stretches of the recording are drawn again, and as much for the run to
+come; what runs of one job differ by; how far recorded buckets lie from the fitted line, on more ranks than recorded;
+25 % of a link that is only told; 10 % of the step for each thing that was not measured.
 """
 
 from __future__ import annotations
@@ -141,7 +146,10 @@ class Job:
         wires = _checked(ranks, wire, batch, fusion_mb)
         ranks, rest = divmod(ranks, rec.of_copy)
         if rest:
-            raise ValueError(f"a copy of the recorded model has {rec.of_copy} ranks: pass a multiple of it [HVD008]")
+            raise ValueError(
+                f"{ranks * rec.of_copy + rest} ranks: a copy of the recorded model has {rec.of_copy}, pass a multiple "
+                "of it [HVD008]"
+            )
         if rec.of_copy > 1:
             notes.append(f"what the {rec.of_copy} ranks of a copy do among themselves is taken to last as recorded")
         place, was, assumed = self._places(ranks, hosts, medium, cores, link is not None)
@@ -193,8 +201,8 @@ class Job:
     ) -> tuple[Place, Place, list[str]]:
         """Where the predicted ranks are, where the recorded ones were, and what of it is assumed."""
         rec = self.recording
-        over = "shm" if rec.hosts == 1 else "bus" if medium == "bus" else "own"
-        was = Place(rec.size, rec.hosts, rec.cores, over, rec.of_copy)
+        then = "shm" if rec.hosts == 1 else "bus" if medium == "bus" else "own"
+        was = Place(rec.size, rec.hosts, rec.cores, then, rec.of_copy)
         if hosts is None:
             wires = link or medium in ("own", "bus")
             hosts = -(-ranks // rec.local_size) if rec.hosts > 1 else ranks if wires else 1
@@ -225,11 +233,8 @@ class Job:
             notes.append("each host is taken to have a wire of its own (--medium bus: one medium for all)")
         if cores is not None and not 1 <= cores <= 1 << 16:
             raise ValueError(f"{cores!r} processors of a host: the number must be at least 1 [HVD008]")
-        return (
-            Place(ranks, hosts, cores or rec.cores, "shm" if hosts == 1 else medium or "own", rec.of_copy),
-            was,
-            notes,
-        )
+        over = "shm" if hosts == 1 else medium or "own"
+        return Place(ranks, hosts, cores or rec.cores, over, rec.of_copy), was, notes
 
     def _cost(self, place: Place, was: Place, link: tuple[float, float] | None, plan: str | None) -> Cost:
         if plan is None:

@@ -205,7 +205,7 @@ def test_a_divided_model_counts_by_its_copies(tmp_path, capsys):
     assert "2 ranks of a copy" in " ".join(same.notes) and same.alone_ms == pytest.approx(23 + 5, rel=1e-3)
     assert more.ms == pytest.approx(23 + 1.5 * (1 + 2e-6 * (3 << 20)) + 5, rel=1e-3)  # 2 (n - 1) / n, n copies
     code, out, err = told(capsys, tmp_path / "r", "--ranks", "5")
-    assert code == 2 and "has 2 ranks: pass a multiple" in err
+    assert code == 2 and "5 ranks: a copy of the recorded model has 2, pass a multiple" in err
     with pytest.raises(predict.RecordingError, match="record two copies"):
         predict.load(write(tmp_path / "one", size=2, divided=True))
 
