@@ -7,7 +7,8 @@ medium as recorded, at most eight times the ranks, nothing assumed; "low": somet
 The range says: nine of ten runs of such a job have their mean step in it. It is as wide as these together (the root of
 the sum of squares): what the step becomes when stretches of the recording are drawn again, and as much for the run to
 come; what runs of one job differ by; how far recorded buckets lie from the fitted line, on more ranks than recorded;
-25 % of a link that is only told; 10 % of the step for each thing that was not measured.
+25 % of a link that is only told; 10 % of the step for each thing that was not measured; half of what recorded steps
+differ by, where that is more than 20 %.
 """
 
 from __future__ import annotations
@@ -112,7 +113,7 @@ class Job:
         self.recording, self.fit = recording, fit(recording.buckets)
         self._plans: dict[tuple[str, Place, tuple[float, float]], Cost] = {}
         self.computing = recording if alone is None else _of_alone(recording, alone)
-        self._unsteady = recording.unsteady + (alone.unsteady if alone else [])
+        self._unsteady = [each for each in (recording, alone) if each is not None and each.unsteady]
 
     def step(
         self, ranks: int, *, hosts: int | None = None, link: str | None = None, medium: str | None = None,
@@ -153,7 +154,11 @@ class Job:
         if rec.of_copy > 1:
             notes.append(f"what the {rec.of_copy} ranks of a copy do among themselves is taken to last as recorded")
         place, was, assumed = self._places(ranks, hosts, medium, cores, link is not None)
-        notes += self._unsteady + assumed
+        notes += assumed + [
+            f"{each.folder}: recorded steps differ by {each.unsteady:.0%} (from the 10th to the 90th percentile): "
+            "record more steps, on a machine without other work"
+            for each in self._unsteady
+        ]
         wire_link = None if link is None else read_link(link)
         fusion = rec.fusion if fusion_mb is None else fusion_mb * (1 << 20)
         far = self._cost(place, was, wire_link, plan)
@@ -167,7 +172,8 @@ class Job:
         free = play(self.computing, ranks, lambda size: nothing, None, setting, 50, seed)
         unmeasured = self._unmeasured(place, was, link, plan, batch, stretch)
         told = link is not None and ranks > 1
-        guessed = UNMEASURED * math.sqrt(len(unmeasured) - told)
+        unsteady = max((each.unsteady for each in self._unsteady), default=0.0) / 2  # a run may be slow all the time
+        guessed = math.hypot(unsteady, UNMEASURED * math.sqrt(len(unmeasured) - told))
         off = TOLD if told else self.fit.off if ranks > rec.size else 0.0
         low, high = self._range(ranks, far, None if foreign else self.fit, setting, whole.step, off, guessed, seed)
         ms = whole.step / 1e6

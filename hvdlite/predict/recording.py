@@ -72,15 +72,10 @@ class Recording:
         return -(-self.size // self.local_size)
 
     @property
-    def unsteady(self) -> list[str]:
-        """A note where recorded steps differ so much that no prediction from them is sharp."""
+    def unsteady(self) -> float:
+        """By how much recorded steps differ, of the median; 0 where that is little."""
         low, median, high = np.percentile(self.step_ns, (10, 50, 90)).tolist()
-        if high - low <= UNSTEADY * median:
-            return []
-        return [
-            f"{self.folder}: recorded steps differ by {(high - low) / median:.0%} ({low / 1e6:.2f} ms to "
-            f"{high / 1e6:.2f} ms are the 10th and 90th percentile): record more steps, on a machine without other work"
-        ]
+        return float((high - low) / median) if high - low > UNSTEADY * median else 0.0
 
 
 def load(folder: str | os.PathLike[str]) -> Recording:
