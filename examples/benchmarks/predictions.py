@@ -178,7 +178,7 @@ def shaped(rows):
                 tell(rows, rate, ranks, name, recorded, predicted, large)
 
 
-def models(rows, only=MODELS, steps=120):
+def models(rows, only=MODELS, steps=200):
     """Real models on 2, 3 and 4 ranks. More ranks than processors use the second recording, of one rank."""
     from hvdlite import predict
 
