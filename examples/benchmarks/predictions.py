@@ -6,11 +6,14 @@ Each job runs in a network namespace of its own, whose loopback passes so many M
 all ranks, each of which is a host of its own. Computing is sleeping, so that more ranks than processors are possible. A
 prediction sees the recording of two ranks and the settings of the case, and nothing else.
 
-    python examples/benchmarks/predictions.py shm                          the same with PyTorch's computing, ranks =
-    processors
+    python examples/benchmarks/predictions.py models                       8 minutes; on a machine without other work
 
-As `... predictions.py job ...` this file is the training script that is recorded: layers that sleep (or multiply
-matrices), whose gradients are submitted in runs, as hooks of an optimizer do.
+`models` trains three real models with PyTorch, one thread a rank: a perceptron and a convolutional network on digits,
+a transformer on text. It records 1 and 2 ranks, and predicts and measures 2, 3 and 4 ranks, with two batch sizes and
+with float16 on the wire: 21 values.
+
+As `... predictions.py job ...` this file is the training script that is recorded: a model, or layers that sleep, whose
+gradients are submitted in runs, as hooks of an optimizer do.
 """
 
 import argparse
@@ -41,9 +44,13 @@ def job(words):
     parser = argparse.ArgumentParser()
     for name, default in (("layers", 8), ("kilobytes", 1024), ("runs", 1), ("steps", 30), ("sleep-ms", 3.0)):
         parser.add_argument(f"--{name}", type=type(default), default=default)
-    for name in ("half", "work", "apart"):
+    for name in ("half", "apart"):
         parser.add_argument(f"--{name}", action="store_true")
+    parser.add_argument("--model", choices=MODELS)
+    parser.add_argument("--batch", type=float, default=1.0)
     asked = parser.parse_args(words)
+    if asked.model:
+        return train(asked)
     if asked.apart:  # a host of its own for each rank
         rank, size = os.environ["HVDLITE_RANK"], os.environ["HVDLITE_SIZE"]
         for name in [name for name in os.environ if name.startswith("HOROVOD_")]:
@@ -59,13 +66,11 @@ def job(words):
     hvd.init()
     kind = np.float16 if asked.half else np.float32
     gradients = [np.ones(asked.kilobytes * 256, kind) for _ in range(asked.layers)]
-    compute = worker(asked.sleep_ms) if asked.work else lambda times: time.sleep(times * asked.sleep_ms / 1e3)
     for _ in range(asked.steps):
         flying, held = [], []
-        for _ in range(asked.layers):
-            compute(1)
+        time.sleep(asked.layers * asked.sleep_ms / 1e3)
         for number in reversed(range(asked.layers)):
-            compute(2)
+            time.sleep(2 * asked.sleep_ms / 1e3)
             held.append(number)
             if len(held) == asked.runs or number == 0:
                 flying += [hvd.allreduce_async_(gradients[k], name=f"g{k}") for k in held]
@@ -75,22 +80,68 @@ def job(words):
         hvd.stats_step()
 
 
-def worker(ms):
-    """Computing that needs a processor: products of matrices with PyTorch, about so many ms for times=1."""
+def mlp(torch, nn):
+    """Digits of 8 x 8 pixels through three wide layers."""
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 10)
+    )
+
+
+def cnn(torch, nn):
+    """Digits of 8 x 8 pixels through two convolutions."""
+    return nn.Sequential(
+        nn.Unflatten(1, (1, 8)), nn.Conv2d(1, 32, 3, padding=1), nn.ReLU(), nn.Conv2d(32, 64, 3, padding=1), nn.ReLU(),
+        nn.MaxPool2d(2), nn.Flatten(), nn.Linear(1024, 128), nn.ReLU(), nn.Linear(128, 10),
+    )  # fmt: skip
+
+
+def gpt(torch, nn):
+    """Characters of Python's own library, 32 at a time, through two layers of a transformer."""
+    layer = nn.TransformerEncoderLayer(128, 4, 512, dropout=0.0, batch_first=True)
+    return nn.Sequential(nn.Embedding(128, 128), nn.TransformerEncoder(layer, 2), nn.Linear(128, 128))
+
+
+MODELS = {"mlp": (mlp, 256), "cnn": (cnn, 64), "gpt": (gpt, 8)}  # and samples in a batch of one rank
+
+
+def train(asked):
+    """Steps of a real model on real data."""
     import torch
+    import torch.nn.functional as F
+    from torch import nn
 
+    import hvdlite.torch as hvd
+
+    hvd.init()
     torch.set_num_threads(1)
-    matrix = torch.ones(256, 256)
+    torch.manual_seed(hvd.rank())
+    make, samples = MODELS[asked.model]
+    model, samples = make(torch, nn), int(samples * asked.batch)
+    if asked.model == "gpt":
+        with open(argparse.__file__, "rb") as file:
+            data = torch.tensor([min(c, 127) for c in file.read()])
+        data = data.unfold(0, 33, 1)
+        x, y = data[:, :32], data[:, 1:]
+    else:
+        from sklearn.datasets import load_digits
 
-    def compute(times):
-        for _ in range(int(times * ms * 2)):
-            matrix @ matrix
-
-    return compute
+        digits = load_digits()
+        x, y = torch.tensor(digits.images, dtype=torch.float32) / 16, torch.tensor(digits.target)
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.Adam(model.parameters(), 1e-3), model.named_parameters(),
+        hvd.Compression.fp16 if asked.half else hvd.Compression.none,
+    )  # fmt: skip
+    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+    for _ in range(asked.steps):
+        at = torch.randint(len(x), (samples,))
+        optimizer.zero_grad()
+        F.cross_entropy(model(x[at]).flatten(0, -2), y[at].flatten()).backward()
+        optimizer.step()
 
 
 def run(ranks, folder, rate, words, flags=()):
     """Records a job of so many ranks."""
+    os.environ["OMP_NUM_THREADS"] = "1"
     command = [sys.executable, "-m", "hvdlite.launcher", "-np", str(ranks), *flags, "--record", folder]
     command += [sys.executable, os.path.abspath(__file__), "job", *words]
     if rate is not None:
@@ -127,22 +178,26 @@ def shaped(rows):
                 tell(rows, rate, ranks, name, recorded, predicted, large)
 
 
-def in_memory(rows):
-    """PyTorch's computing on as many ranks as processors; and on more, which no prediction promises."""
+def models(rows, only=MODELS, steps=200):
+    """Real models on 2, 3 and 4 ranks. More ranks than processors use the second recording, of one rank."""
     from hvdlite import predict
 
     cores = len(os.sched_getaffinity(0))
-    shape = (8, 1024, 1, 2.0)
     with tempfile.TemporaryDirectory() as folder:
-        alone, small = os.path.join(folder, "1"), os.path.join(folder, "2")
-        for ranks, where in ((1, alone), (2, small)):
-            run(ranks, where, None, [*words_of(shape, False), "--work", "--steps", "150"])
-        both = predict.load(small)
-        for ranks in sorted({2, cores, 2 * cores}):
-            large = os.path.join(folder, f"{ranks} again")
-            run(ranks, large, None, [*words_of(shape, False), "--work", "--steps", "150"])
-            name = "PyTorch" + (", more ranks than processors" if ranks > cores else "")
-            tell(rows, None, ranks, name, both, both.step(ranks), large)
+        for model in only:
+            for batch in (1.0, 2.0):
+                words = ["--model", model, "--batch", str(batch), "--steps", str(steps)]
+                alone, small = (os.path.join(folder, f"{model}-{batch}-{ranks}") for ranks in (1, 2))
+                for ranks, where in ((1, alone), (2, small)):
+                    run(ranks, where, None, words)
+                few, many = predict.load(small), predict.load(small, alone)
+                for ranks, setting in [(2, "plain"), (3, "plain"), (4, "plain"), *[(4, "fp16")] * (batch == 1)]:
+                    flags, more, asked = SETTINGS[setting]
+                    large = os.path.join(folder, f"{model}-{batch}-{ranks}-{setting}")
+                    run(ranks, large, None, words + more, flags)
+                    recorded = many if ranks > cores else few
+                    name = f"{model}, batch {batch:g}x, {setting}"
+                    tell(rows, None, ranks, name, recorded, recorded.step(ranks, **asked), large)
 
 
 def tell(rows, rate, ranks, name, recorded, predicted, large):
@@ -171,6 +226,9 @@ def summary(rows):
             if same and a["measured_ms"] > 1.05 * b["measured_ms"]:
                 pairs += 1
                 wrong += a["predicted_ms"] <= b["predicted_ms"]
+    inside = sum(row["low"] <= row["measured_ms"] <= row["high"] for row in rows)
+    width = statistics.mean((row["high"] - row["low"]) / row["predicted_ms"] for row in rows)
+    print(f"{inside} of {len(rows)} measured values lie in their range, which is {100 * width:.0f} % wide in the mean")
     print(f"{pairs} pairs of settings differ by more than 5 %: {pairs - wrong} in the predicted order")
 
 
@@ -178,11 +236,15 @@ def main():
     if sys.argv[1:2] == ["job"]:
         return job(sys.argv[2:])
     parser = argparse.ArgumentParser()
-    parser.add_argument("what", nargs="?", choices=("shaped", "shm"), default="shaped")
+    parser.add_argument("what", nargs="?", choices=("shaped", "models"), default="shaped")
+    parser.add_argument("--model", action="append", choices=MODELS, help="of `models`: these alone")
     parser.add_argument("--json", metavar="FILE")
     asked = parser.parse_args()
     rows = []
-    (shaped if asked.what == "shaped" else in_memory)(rows)
+    if asked.what == "shaped":
+        shaped(rows)
+    else:
+        models(rows, asked.model or MODELS)
     summary(rows)
     if asked.json:
         with open(asked.json, "w", encoding="utf-8") as file:

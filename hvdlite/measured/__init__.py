@@ -74,8 +74,8 @@ def _host() -> str:
 def stats_step() -> None:
     """Count a training step, for ``hvd.stats``, in a loop without an optimizer of hvdlite.
 
-    The optimizers of hvdlite count their own steps. After the first call in a script, only these calls count. Call it
-    once per step on all ranks.
+    The optimizers and pipelines of hvdlite count their own steps. After the first call in a script, only these calls
+    count. Call it once per step on all ranks.
 
     Raises:
         HvdNotInitializedError: before ``init`` and after ``shutdown``. It is also a ``ValueError``.

@@ -21,6 +21,7 @@ import torch
 
 import hvdlite.torch as hvd
 
+from .. import measured
 from .._warned import warn
 from . import micro_batches
 from . import schedule as schedules
@@ -211,6 +212,7 @@ class Pipeline(Saved):
         self._execute(plan)
         if self._flushes:
             self._settle()  # or a rank whose script ends here would take with it what it still sends
+        measured.step(self)
         mean = None
         if self._last:
             n = self._batches - 1

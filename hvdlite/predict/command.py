@@ -84,7 +84,7 @@ def _run(asked: argparse.Namespace) -> int:
     measured = None
     if asked.compare is not None:
         other = load(asked.compare)
-        size = other.recording.size
+        size = other.recording.size * other.recording.of_copy
         _, mb, wire, b = every[0]
         more["hosts"] = other.recording.hosts if size > 1 else None
         measured = other, job.step(size, fusion_mb=mb, wire=wire.strip(), batch=b, **more)
@@ -110,7 +110,7 @@ def _said(job: Job, rows: list[Prediction], measured: tuple[Job, Prediction] | N
     said: dict[str, Any] = {
         "format": "hvdlite-prediction-1",
         "recorded": {
-            "folder": rec.folder, "ranks": rec.size, "hosts": rec.hosts, "gradients": len(rec.names),
+            "folder": rec.folder, "ranks": rec.size * rec.of_copy, "hosts": rec.hosts, "gradients": len(rec.names),
             "bytes": int(rec.bytes.sum()), "steps": len(rec.step_ns), "ms": float(rec.step_ns.mean()) / 1e6,
             "exposed_ms": rec.exposed_ns / 1e6, "bucket_ns": fit.a, "bucket_ns_a_byte": fit.b, "problems": rec.problems,
         },

@@ -16,6 +16,7 @@ from .timeline import Floats
 
 RARE = 0.05  # of the most frequent size
 CLASS_MIN = 5  # buckets
+FAR = math.log(4)  # a bucket of another size is as unlike as one at another time
 
 
 @dataclass(frozen=True)
@@ -27,13 +28,17 @@ class Fit:
     b: float
     ratios: dict[tuple[float, bool], list[float]]
     note: str = ""
+    off: float = 0.0  # how far the medians of sizes lie from the line, relative
 
     def like(self, size: float, after: bool) -> list[float]:
-        """Ratios of buckets of about that size."""
+        """Ratios of buckets of about that size. What held up a smaller one, held it up for so long: a larger one would
+        not have waited longer."""
         near = min(
-            self.ratios, key=lambda known: (known[1] != after, abs(math.log(max(known[0], 1.0) / max(size, 1.0))))
+            self.ratios,
+            key=lambda known: abs(math.log(max(known[0], 1.0) / max(size, 1.0))) + FAR * (known[1] != after),
         )
-        return self.ratios[near]
+        scale = min(1.0, (self.a + self.b * near[0]) / max(self.a + self.b * size, 1.0))
+        return [1 + (ratio - 1) * scale for ratio in self.ratios[near]]
 
 
 def fit(buckets: Floats) -> Fit:
@@ -61,4 +66,5 @@ def fit(buckets: Floats) -> Fit:
     for size, took, after in buckets.tolist():
         ratios.setdefault((size, bool(after)), []).append(took / max(a + b * size, 1.0))
     often_enough = {known: of for known, of in ratios.items() if len(of) >= CLASS_MIN}
-    return Fit(a, b, often_enough or ratios, note)
+    off = float(np.sqrt(np.average((y / np.maximum(a + b * x, 1.0) - 1) ** 2, weights=w)))
+    return Fit(a, b, often_enough or ratios, note, off)

@@ -29,12 +29,14 @@ Cost = Callable[[float], float]  # bytes: ns
 
 @dataclass(frozen=True)
 class Place:
-    """n ranks on so many hosts, of so many processors each; medium: between hosts, or inside the only one."""
+    """n ranks on so many hosts, of so many processors each; medium: between hosts, or inside the only one. each: what
+    counts as a rank is a copy of the model on so many."""
 
     ranks: int
     hosts: int
     cores: int
     medium: str
+    each: int = 1
 
 
 def crowd(place: Place, need: float = 1.0) -> float:
@@ -51,7 +53,7 @@ def cost(fit: Fit, recorded: Place, place: Place, link: tuple[float, float] | No
         near = 0.0, 0.0  # what ranks of a host do among themselves was not measured, or there is nothing of it
     elif recorded.ranks == 1:
         near = 0.0, 0.0
-    share = crowd(place) / crowd(recorded)
+    share = crowd(place, place.each) / crowd(recorded, recorded.each)
     near = near[0] * share, near[1] * share
     n = place.hosts
     if n == 1:

@@ -11,7 +11,7 @@ are under way, in shared memory they do not.
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -22,6 +22,7 @@ from .recording import Recording
 from .timeline import Floats
 
 STEPS, PICTURE_STEPS, SHOWN = 200, 5, 16
+STRETCHES = 8  # of a recording
 
 
 class Played(NamedTuple):
@@ -48,12 +49,9 @@ class Setting:
 class _Wire:
     """What moves the buckets of a step: one at a time. Times in ns since the first step began."""
 
-    def __init__(
-        self, rec: Recording, cost: Cost, fit: Fit | None, setting: Setting, chance: random.Random,
-        percentile: float | None
-    ) -> None:  # fmt: skip
+    def __init__(self, rec: Recording, cost: Cost, fit: Fit | None, setting: Setting, chance: random.Random) -> None:
         self._rec, self._cost, self._fit, self._setting = rec, cost, fit, setting
-        self._chance, self._percentile, self._rounds = chance, percentile, _rounds(rec)
+        self._chance, self._rounds = chance, _rounds(rec)
         self._size = (rec.bytes * setting.wire).tolist()
         self._known: dict[tuple[float, bool], tuple[float, list[float]]] = {}
         self.begin()
@@ -68,8 +66,7 @@ class _Wire:
         """ns of one bucket. after: all ranks are done computing."""
         if (size, after) not in self._known:
             ratios = [1.0] if self._fit is None else self._fit.like(size / self._setting.wire, after)
-            pool = ratios if self._percentile is None else [float(np.percentile(ratios, self._percentile))]
-            self._known[size, after] = self._cost(size), pool
+            self._known[size, after] = self._cost(size), ratios
         whole, ratios = self._known[size, after]
         return whole * self._chance.choice(ratios)
 
@@ -97,12 +94,11 @@ class _Wire:
 
 def play(
     rec: Recording, n: int, cost: Cost, fit: Fit | None, setting: Setting, steps: int = STEPS, seed: int = 0,
-    picture: bool = False, percentile: float | None = None
+    picture: bool = False
 ) -> Played:  # fmt: skip
-    """fit: whose ratios are drawn; None: every bucket takes what cost says. percentile: every bucket takes this
-    percentile of them. The same seed gives the same answer."""
+    """fit: whose ratios are drawn; None: every bucket takes what cost says. The same seed gives the same answer."""
     chance = random.Random(seed)
-    wire, begin = _Wire(rec, cost, fit, setting, chance, percentile), np.zeros(n)
+    wire, begin = _Wire(rec, cost, fit, setting, chance), np.zeros(n)
     ready_of, tail_of = rec.ready * (setting.stretch * setting.batch), rec.tail * setting.stretch
     out, seen = [], []
     for number in range(steps):
@@ -139,6 +135,23 @@ def play(
     rows = np.array(out)
     step, exposed, behind = rows.mean(0).tolist()
     return Played(step, exposed, behind, rows[:, 0], seen)
+
+
+def drawn_again(rec: Recording, fit: Fit | None, chance: random.Random) -> tuple[Recording, Fit | None]:
+    """Another recording that the same job could have given: stretches of this one, since steps that follow each other
+    are alike."""
+    steps = _stretches(len(rec.ready) // rec.together, chance)
+    rows = [step * rec.together + rank for step in steps for rank in range(rec.together)]
+    if fit is not None:
+        fit = replace(fit, ratios={k: [of[i] for i in _stretches(len(of), chance)] for k, of in fit.ratios.items()})
+    return replace(rec, ready=rec.ready[rows], tail=rec.tail[rows]), fit
+
+
+def _stretches(count: int, chance: random.Random) -> list[int]:
+    """count places, drawn in stretches."""
+    length = -(-count // STRETCHES)
+    begins = [chance.randrange(count - length + 1) for _ in range(0, count, length)]
+    return [begin + i for begin in begins for i in range(length)][:count]
 
 
 def _rounds(rec: Recording) -> tuple[list[float], list[float]]:

@@ -2,18 +2,29 @@
 
 A prediction names what it assumes and what was not measured, in `notes`: they decide its confidence. "high": the same
 medium as recorded, at most eight times the ranks, nothing assumed; "low": something was not measured at all; else
-"medium". The range comes from playing with the 10th and the 90th percentile of recorded bucket times.
+"medium".
+
+The range says: nine of ten runs of such a job have their mean step in it. It is as wide as these together (the root of
+the sum of squares): what the step becomes when stretches of the recording are drawn again, and as much for the run to
+come; what runs of one job differ by; how far recorded buckets lie from the fitted line, on more ranks than recorded;
+25 % of a link that is only told; 10 % of the step for each thing that was not measured; half of what recorded steps
+differ by, where that is more than 20 %.
 """
 
 from __future__ import annotations
 
+import math
 import os
+import random
 from dataclasses import dataclass, field, replace
+from functools import partial
+
+import numpy as np
 
 from ..plan.units import link as read_link
-from .fit import fit
+from .fit import Fit, fit
 from .media import MEDIA, Cost, Place, cost, crowd, of_plan
-from .play import Played, Setting, play
+from .play import Played, Setting, drawn_again, play
 from .recording import Recording, RecordingError
 from .recording import load as read
 
@@ -21,6 +32,11 @@ WIRES = {"none": 1.0, "fp16": 0.5, "bf16": 0.5}
 RANKS_MAX = 10_000
 FAR = 8  # times the recorded ranks
 FEW = 20  # steps
+AGAIN = 12  # times that the recording is drawn again, and so many steps are played each time
+AGAIN_STEPS = 50
+SURE = 1.645  # standard deviations, for nine of ten
+RUNS = 0.02  # of a step: the standard deviation of runs of one job on a quiet machine
+TOLD, UNMEASURED = 0.25, 0.1
 
 
 @dataclass(frozen=True)
@@ -29,7 +45,8 @@ class Prediction:
 
     Attributes:
         ms (float): the duration in milliseconds, as are all fields whose name ends with ``_ms``.
-        low, high (float): the range of ``ms``.
+        low, high (float): nine of ten runs of such a job have their mean step between them, when steps of more than
+            twice the median are left out.
         exposed_ms (float): the part in which ranks wait for gradients.
         late_ms (float): of that, the wait for the last rank.
         bytes_ms (float): how much shorter the step would be if bytes cost nothing.
@@ -96,6 +113,7 @@ class Job:
         self.recording, self.fit = recording, fit(recording.buckets)
         self._plans: dict[tuple[str, Place, tuple[float, float]], Cost] = {}
         self.computing = recording if alone is None else _of_alone(recording, alone)
+        self._unsteady = [each for each in (recording, alone) if each is not None and each.unsteady]
 
     def step(
         self, ranks: int, *, hosts: int | None = None, link: str | None = None, medium: str | None = None,
@@ -127,24 +145,40 @@ class Job:
         """
         rec, notes = self.recording, [self.fit.note] if self.fit.note else []
         wires = _checked(ranks, wire, batch, fusion_mb)
+        ranks, rest = divmod(ranks, rec.of_copy)
+        if rest:
+            raise ValueError(
+                f"{ranks * rec.of_copy + rest} ranks: a copy of the recorded model has {rec.of_copy}, pass a multiple "
+                "of it [HVD008]"
+            )
+        if rec.of_copy > 1:
+            notes.append(f"what the {rec.of_copy} ranks of a copy do among themselves is taken to last as recorded")
         place, was, assumed = self._places(ranks, hosts, medium, cores, link is not None)
-        notes += assumed
+        notes += assumed + [
+            f"{each.folder}: recorded steps differ by {each.unsteady:.0%} (from the 10th to the 90th percentile): "
+            "record more steps, on a machine without other work"
+            for each in self._unsteady
+        ]
         wire_link = None if link is None else read_link(link)
         fusion = rec.fusion if fusion_mb is None else fusion_mb * (1 << 20)
         far = self._cost(place, was, wire_link, plan)
-        stretch = crowd(place, rec.cpu) / crowd(was, rec.cpu)
+        stretch = crowd(place, self.computing.cpu) / crowd(was, self.computing.cpu)
         setting = Setting(fusion, stretch, batch, wires, place.hosts > 1)
         setting_alone = Setting(fusion, 1.0, batch, wires)
         foreign = link is not None and was.medium == "shm"  # its scatter is not that of a network
         whole = play(self.computing, ranks, far, None if foreign else self.fit, setting, seed=seed)
         alone = play(self.computing, 1, lambda size: 0.0, None, setting_alone, 100, seed)
-        low, high = (self._bound(ranks, far, setting, foreign, high, seed) for high in (False, True))
         nothing = far(0.0)
         free = play(self.computing, ranks, lambda size: nothing, None, setting, 50, seed)
         unmeasured = self._unmeasured(place, was, link, plan, batch, stretch)
+        told = link is not None and ranks > 1
+        unsteady = max((each.unsteady for each in self._unsteady), default=0.0) / 2  # a run may be slow all the time
+        guessed = math.hypot(unsteady, UNMEASURED * math.sqrt(len(unmeasured) - told))
+        off = TOLD if told else self.fit.off if ranks > rec.size else 0.0
+        low, high = self._range(ranks, far, None if foreign else self.fit, setting, whole.step, off, guessed, seed)
         ms = whole.step / 1e6
         return Prediction(
-            ranks, ms, min(low, ms), max(high, ms), whole.exposed / 1e6, whole.late / 1e6,
+            ranks * rec.of_copy, ms, low / 1e6, high / 1e6, whole.exposed / 1e6, whole.late / 1e6,
             max(0.0, ms - free.step / 1e6), alone.step / 1e6, place.medium, place.hosts, place.cores,
             fusion / (1 << 20), wire, batch, link, plan, self._confidence(place, notes, unmeasured), notes + unmeasured,
         )  # fmt: skip
@@ -160,19 +194,21 @@ class Job:
             Played: the events.
         """
         p = prediction
-        place, was, _ = self._places(p.ranks, p.hosts, p.medium, p.cores, p.link is not None)
+        ranks = p.ranks // self.recording.of_copy
+        place, was, _ = self._places(ranks, p.hosts, p.medium, p.cores, p.link is not None)
         link = None if p.link is None else read_link(p.link)
-        stretch = crowd(place, self.recording.cpu) / crowd(was, self.recording.cpu)
+        stretch = crowd(place, self.computing.cpu) / crowd(was, self.computing.cpu)
         setting = Setting(p.fusion_mb * (1 << 20), stretch, p.batch, WIRES[p.wire], place.hosts > 1)
         far = self._cost(place, was, link, p.plan)
-        return play(self.computing, p.ranks, far, self.fit, setting, 5, seed, picture=True)
+        return play(self.computing, ranks, far, self.fit, setting, 5, seed, picture=True)
 
     def _places(
         self, ranks: int, hosts: int | None, medium: str | None, cores: int | None, link: bool
     ) -> tuple[Place, Place, list[str]]:
         """Where the predicted ranks are, where the recorded ones were, and what of it is assumed."""
         rec = self.recording
-        was = Place(rec.size, rec.hosts, rec.cores, "shm" if rec.hosts == 1 else "bus" if medium == "bus" else "own")
+        then = "shm" if rec.hosts == 1 else "bus" if medium == "bus" else "own"
+        was = Place(rec.size, rec.hosts, rec.cores, then, rec.of_copy)
         if hosts is None:
             wires = link or medium in ("own", "bus")
             hosts = -(-ranks // rec.local_size) if rec.hosts > 1 else ranks if wires else 1
@@ -203,7 +239,8 @@ class Job:
             notes.append("each host is taken to have a wire of its own (--medium bus: one medium for all)")
         if cores is not None and not 1 <= cores <= 1 << 16:
             raise ValueError(f"{cores!r} processors of a host: the number must be at least 1 [HVD008]")
-        return Place(ranks, hosts, cores or rec.cores, "shm" if hosts == 1 else medium or "own"), was, notes
+        over = "shm" if hosts == 1 else medium or "own"
+        return Place(ranks, hosts, cores or rec.cores, over, rec.of_copy), was, notes
 
     def _cost(self, place: Place, was: Place, link: tuple[float, float] | None, plan: str | None) -> Cost:
         if plan is None:
@@ -214,22 +251,37 @@ class Job:
             self._plans[plan, place, link] = of_plan(plan, place, link, float(self.recording.bytes.sum()))
         return self._plans[plan, place, link]
 
-    def _bound(self, ranks: int, far: Cost, setting: Setting, foreign: bool, high: bool, seed: int) -> float:
-        """ms: one end of the range."""
-        if foreign:
-            factor = 1.25 if high else 0.8
-            return play(self.computing, ranks, lambda size: far(size) * factor, None, setting, 50, seed).step / 1e6
-        return play(self.computing, ranks, far, self.fit, setting, 50, seed, percentile=90 if high else 10).step / 1e6
+    def _range(
+        self, ranks: int, far: Cost, fitted: Fit | None, setting: Setting, step: float, off: float, guessed: float,
+        seed: int
+    ) -> tuple[float, float]:  # fmt: skip
+        """ns, about `step`. off: of the time of a bucket; guessed: of the step."""
+        chance, steps = random.Random(seed), []
+        for _ in range(AGAIN):
+            rec, of = drawn_again(self.computing, fitted, chance)
+            steps.append(play(rec, ranks, far, of, setting, AGAIN_STEPS, chance.randrange(1 << 30)).step)
+        within = SURE * math.hypot(RUNS, math.sqrt(2) * float(np.std(steps, ddof=1)) / step)
+        ends = [step, step]
+        if off and ranks > 1:
+            costs = [partial(_times, far, slower) for slower in (1 / (1 + off), 1 + off)]
+            ends = [play(self.computing, ranks, each, fitted, setting, seed=seed).step for each in costs]
+        low, high = (math.hypot(within, guessed, math.log(end / step)) for end in ends)
+        return step * math.exp(-low), step * math.exp(high)
 
     def _unmeasured(
         self, place: Place, was: Place, link: str | None, plan: str | None, batch: float, stretch: float
     ) -> list[str]:
         rec, found = self.recording, []
-        crowded = place.cores and place.ranks / place.hosts > place.cores
-        if crowded and (place.medium == "shm" or stretch > 1):
+        now, before = crowd(place, place.each), crowd(was, was.each)
+        if now > before and (place.medium == "shm" or stretch > 1):
             found.append(
-                f"{place.ranks // place.hosts} ranks on {place.cores} processors of a host: more ranks than "
-                "processors: not measured"
+                f"{place.ranks * place.each // place.hosts} ranks on {place.cores} processors of a host: more ranks "
+                "than processors: not measured"
+            )
+        if now < before:
+            found.append(
+                f"the recorded ranks had {was.cores} processors of a host, fewer than ranks: how much faster fewer "
+                "ranks are was not measured"
             )
         if link is not None and place.ranks > 1:
             found.append(f"the network {link} was not measured: its figures are taken as given, the range as 25 % off")
@@ -241,7 +293,7 @@ class Job:
             found.append("computing is taken as linear in the batch: not measured")
         if place.ranks > 1:
             found += rec.doubts
-        if rec.size == 1 and place.ranks > 1 and link is None:
+        if rec.size == 1 and place.ranks > 1 and (link is None or not rec.names):
             raise RecordingError(
                 f"{rec.folder}: recorded on one rank, without data about communication: record two ranks, or pass "
                 "the network with --link [HVD007]"
@@ -283,11 +335,21 @@ def _of_alone(rec: Recording, alone: Recording) -> Recording:
         raise RecordingError(
             f"{alone.folder}: the second recording must be of computation alone: record it on 1 rank [HVD007]"
         )
+    if not alone.names:  # an optimizer of one rank submits nothing: the shape is rec's, the durations are the other's
+        ready, tail = rec.ready.mean(0), float(rec.tail.mean())
+        scale = alone.tail / max(float(ready.max()) + tail, 1.0)
+        return replace(rec, together=1, ready=np.outer(scale, ready), tail=scale * tail, cpu=alone.cpu)
     place = {name: i for i, name in enumerate(alone.names)}
     lacks = [name for name in rec.names if name not in place]
     if lacks:
         raise RecordingError(f"{alone.folder}: it has no gradient {lacks[0]!r}, which {rec.folder} has [HVD007]")
-    return replace(rec, together=1, ready=alone.ready[:, [place[name] for name in rec.names]], tail=alone.tail)
+    return replace(
+        rec, together=1, ready=alone.ready[:, [place[name] for name in rec.names]], tail=alone.tail, cpu=alone.cpu
+    )
+
+
+def _times(far: Cost, slower: float, size: float) -> float:
+    return far(size) * slower
 
 
 def _checked(ranks: int, wire: str, batch: float, fusion_mb: float | None) -> float:

@@ -16,17 +16,18 @@ import bisect
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
 from .._coded import uncoded
 from ..trace.events import BadRecord
 from ..trace.report.read import NONE, Folder, RankFile, ReadError
+from .copies import as_ranks, copies
 from .phases import MATTERS, Draw, Phase, computed, look_for_waits, phases_of, told_waits
-from .timeline import BYTES_MAX, Floats, Line, Span, clean, read
+from .timeline import BYTES_MAX, Floats, Line, Span, Times, clean, read
 
 SKIP, STEPS_MIN, COMMON = 5, 5, 0.9
+UNSTEADY = 0.2  # of the median step
 TIMELINE = "line.json"
 GRADIENTS_MAX, RANKS_MAX = 1 << 16, 64
 
@@ -64,10 +65,17 @@ class Recording:
     planes: tuple[str, ...]
     problems: list[str] = field(default_factory=list)
     doubts: list[str] = field(default_factory=list)
+    of_copy: int = 1  # ranks of a copy of a divided model; each copy counts as one rank here, see copies.py
 
     @property
     def hosts(self) -> int:
         return -(-self.size // self.local_size)
+
+    @property
+    def unsteady(self) -> float:
+        """By how much recorded steps differ, of the median; 0 where that is little."""
+        low, median, high = np.percentile(self.step_ns, (10, 50, 90)).tolist()
+        return float((high - low) / median) if high - low > UNSTEADY * median else 0.0
 
 
 def load(folder: str | os.PathLike[str]) -> Recording:
@@ -83,7 +91,19 @@ def load(folder: str | os.PathLike[str]) -> Recording:
     problems = list(found.problems)
     lines = {rank: _line(path, file, problems) for rank, file in ranks.items()}
     times = {rank: _times(path, file) for rank, file in ranks.items()}
+    try:
+        divided = copies(lines)
+    except ValueError as error:
+        raise _wrong(path, str(error)) from None
+    if divided:
+        lines, times = as_ranks(divided, lines, times)
+        ranks = {copy: ranks[mine[0]] for copy, mine in enumerate(divided)}
+        size, of_copy = len(divided), len(divided[0])
+    else:
+        of_copy = 1
     every = sorted(set.intersection(*(set(each) for each in times.values())))[SKIP:]
+    if size == 1 and not lines[0].spans:
+        return _alone(path, ranks[0], times, _usable([], {}, times, every, size, problems), problems)
     common = [step for step in every if all(times[rank][step].begin < lines[rank].end for rank in ranks)]
     if len(common) < len(every):
         problems.append(f"the timeline ends before {len(every) - len(common)} of {len(every)} steps begin")
@@ -91,12 +111,16 @@ def load(folder: str | os.PathLike[str]) -> Recording:
         raise _wrong(path, f"{len(common)} steps behind the first {SKIP} are on all ranks; record at least 15 steps")
     by_name = _gradients({rank: line.spans for rank, line in lines.items()}, times, common)
     if not by_name:
-        raise _wrong(path, "no tensor is averaged once in each step: these are no steps of training")
+        raise _wrong(
+            path,
+            "no tensor is averaged once in each step: these are no steps of training, or those of a single copy of a "
+            "divided model: record two copies",
+        )
     names = list(by_name)
     steps = _usable(names, by_name, times, common, size, problems)
     if len(steps) < STEPS_MIN:
         raise _wrong(path, f"{len(steps)} whole steps are left ({'; '.join(problems)}); record at least 15 steps")
-    return _made(path, ranks, names, by_name, times, steps, lines, problems)
+    return _made(path, ranks, names, by_name, times, steps, lines, problems, of_copy)
 
 
 def _wrong(path: Path, why: str) -> RecordingError:
@@ -109,7 +133,8 @@ def _checked(path: Path, ranks: dict[int, RankFile], found: Folder) -> int:
         said = f" ({'; '.join(map(uncoded, found.problems))})" if found.problems else ""
         if any(path.glob("rank-*.steps.jsonl")):
             raise _wrong(
-                path, f"no step is marked in it{said}: optimizers mark steps, a loop of its own calls stats_step()"
+                path,
+                f"no step is marked in it{said}: optimizers and pipelines mark steps, other loops call stats_step()",
             )
         raise _wrong(path, f"it holds no steps of any rank{said}: record with hvdlite-run --record {path}")
     size = ranks[min(ranks)].size
@@ -145,16 +170,6 @@ def _line(path: Path, file: RankFile, problems: list[str]) -> Line:
     if found.lacks:
         problems.append(f"{line.name} lacks {found.lacks} events: steps that lack one do not count")
     return found
-
-
-class Times(NamedTuple):
-    """One step of one rank, ns on rank 0's clock."""
-
-    begin: float
-    end: float
-    compute: float
-    exposed: float
-    cpu: float
 
 
 def _times(path: Path, file: RankFile) -> dict[int, Times]:
@@ -223,6 +238,7 @@ def _made(
     steps: list[int],
     lines: dict[int, Line],
     problems: list[str],
+    of_copy: int,
 ) -> Recording:
     waits = {rank: told_waits(line, names) for rank, line in lines.items()}
     draws: list[Draw] = []
@@ -249,8 +265,8 @@ def _made(
     planes = tuple(sorted({clean(plane) for file in ranks.values() for plane, moved in file.bytes.items() if moved}))
     cpus = [each for each in every if each.cpu != NONE and each.cpu >= 0]
     return Recording(
-        str(path), first.size, max(1, first.about.get("local_size", first.size)), first.about.get("cores", 0),
-        first.about.get("fusion_threshold", 128 << 20), names,
+        str(path), len(ranks), max(1, first.about.get("local_size", first.size) // of_copy),
+        first.about.get("cores", 0), first.about.get("fusion_threshold", 128 << 20), names,
         np.array([span.bytes for span in draws[-1].spans], float),
         {number for number, span in enumerate(draws[-1].spans) if span.votes}, len(ranks), phases, ready,
         np.array([draw.end - max(draw.done, draw.submitted.max()) for draw in draws]),
@@ -259,7 +275,23 @@ def _made(
         np.array([np.mean([times[rank][step].end - times[rank][step].begin for rank in ranks]) for step in steps]),
         float(np.mean([each.exposed for each in every])),
         sum(each.cpu for each in cpus) / max(sum(each.compute for each in cpus), 1.0), planes, problems,
-        _doubts(names, lines, draws, len(times[first.rank]), unexplained),
+        _doubts(names, lines, draws, len(times[0]), unexplained), of_copy,
+    )  # fmt: skip
+
+
+def _alone(
+    path: Path, file: RankFile, times: dict[int, dict[int, Times]], steps: list[int], problems: list[str]
+) -> Recording:
+    """Of one rank, whose optimizer submits no gradients: durations alone. Raises RecordingError."""
+    if len(steps) < STEPS_MIN:
+        raise _wrong(path, f"{len(steps)} whole steps are left; record at least 15 steps")
+    every, none = [times[0][step] for step in steps], np.zeros((len(steps), 0))
+    took = np.array([each.end - each.begin for each in every])
+    cpus = [each.cpu for each in every if each.cpu != NONE and each.cpu >= 0]
+    return Recording(
+        str(path), 1, 1, file.about.get("cores", 0), file.about.get("fusion_threshold", 128 << 20), [], none[0],
+        set(), 1, [], none, took, np.zeros((0, 3)), np.zeros((1, 2)), 30e3, took, 0.0,
+        sum(cpus) / max(float(took.sum()), 1.0), (), problems,
     )  # fmt: skip
 
 

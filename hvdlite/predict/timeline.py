@@ -35,6 +35,16 @@ class Span(NamedTuple):
     votes: bool  # so small that it travelled with the votes, in no bucket
 
 
+class Times(NamedTuple):
+    """One step of one rank, ns on rank 0's clock."""
+
+    begin: float
+    end: float
+    compute: float
+    exposed: float
+    cpu: float
+
+
 class Line(NamedTuple):
     """spans: by tensor, in the order of time. others: how often other collectives came, by kind and tensor."""
 

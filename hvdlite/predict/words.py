@@ -20,7 +20,9 @@ HEAD = (
 def recorded(job: Job) -> list[str]:
     """What was recorded, and what was fitted."""
     rec, fit = job.recording, job.fit
-    ranks = f"{rec.size} rank{'s' * (rec.size > 1)} on {rec.hosts} host{'s' * (rec.hosts > 1)}"
+    copies = f" ({rec.size} copies of the model)" if rec.of_copy > 1 else ""
+    size = rec.size * rec.of_copy
+    ranks = f"{size} rank{'s' * (size > 1)}{copies} on {rec.hosts} host{'s' * (rec.hosts > 1)}"
     lines = [
         f"recorded: {ranks}, {len(rec.names)} gradients of {rec.bytes.sum() / 1e6:.2f} MB, {len(rec.step_ns)} steps, "
         f"plane {', '.join(rec.planes) or 'none'}; a step {rec.step_ns.mean() / 1e6:.2f} ms, of it "

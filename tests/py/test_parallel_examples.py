@@ -12,6 +12,7 @@ from ranks import as_ranks, everything
 from test_examples import run
 
 import hvdlite.torch as hvd
+from hvdlite import predict
 
 
 def apart(output, what):
@@ -35,6 +36,15 @@ def test_a_gpt_on_a_mesh_trains_as_one_process_does(ranks, words, tmp_path):
     assert apart(output, "weights") < 1e-6, output
     one, other = re.findall(r"^.*evaluated .*loss (\S+)", output, re.M)
     assert float(one) == pytest.approx(float(other), abs=2e-6) and "5.scores.weight" in torch.load(path), output
+
+
+def test_two_copies_of_a_divided_model_are_recorded_and_predicted(tmp_path):
+    words = ["--dp", 2, "--tp", 1, "--steps", 18]
+    code, output = run(4, "14_pipeline.py", *words, flags=("--record", tmp_path / "recorded"))
+    assert code == 0, output
+    job = predict.load(tmp_path / "recorded")
+    assert (job.recording.size, job.recording.of_copy) == (2, 2)
+    assert job.step(4).ms == pytest.approx(job.recording.step_ns.mean() / 1e6, rel=0.2)
 
 
 def test_what_an_example_refuses():

@@ -1,6 +1,7 @@
 """Predictions: what a recording says, that a play keeps to the formulas, what is printed, and bad recordings."""
 
 import json
+import random
 import sys
 from pathlib import Path
 from xml.etree import ElementTree
@@ -10,7 +11,7 @@ import pytest
 from launching import launch
 
 from hvdlite import predict
-from hvdlite.predict.fit import fit
+from hvdlite.predict.fit import Fit, fit
 from hvdlite.trace import cli
 
 MS = 1_000_000
@@ -21,7 +22,10 @@ def write(folder, size=2, steps=20, sizes=(1 << 20, 3 << 20), apart=True, late=0
     """A recording as ranks write it: gradient i is ready 10 (i + 1) ms after a step's begin (rank 1: `late` ms later),
     its bucket takes 1 ms and 2 ns a byte, a step ends 5 ms behind the last. loss: one more tensor, 3 ms after the rank
     has waited for the others, and 5 ms before the end; "told": the timeline has that wait. other: an allgather that
-    ranks wait for, so many ms."""
+    ranks wait for, so many ms. slow: the later half of steps takes so much longer, behind the last bucket. rough: a
+    seed; neighbouring steps are alike, others differ by 5 %. divided: each two ranks have one
+    model, whose halves are averaged by sets 1 and 2."""
+    slow, rough, chance = rest.get("slow", 0), 0.0, random.Random(rest.get("rough"))
     job, cut = rest.get("job", "j"), rest.get("cut", 0)
     folder.mkdir(exist_ok=True)
     took = [1 * MS + 2 * s for s in sizes]
@@ -31,12 +35,14 @@ def write(folder, size=2, steps=20, sizes=(1 << 20, 3 << 20), apart=True, late=0
                 "fusion_threshold": 128 << 20}  # fmt: skip
         about = {"job": job, "epoch": 0, "rank": rank, "size": size, "host": f"h#{rank}", "clock_offset_ns": 0}
         rows = [{"ph": "M", "name": "hvdlite_timeline", "pid": rank, "tid": 0, "args": about}]
-        names = [{"ph": "M", "pid": rank, "tid": 1000 + i, "name": "thread_name", "args": {"name": f"g{i}"}}
+        of = {"set": rank % 2 + 1} if "divided" in rest else {}
+        called = [f"pipe.grads_{i + 1}of9 (set {of['set']})" if of else f"g{i}" for i in range(len(sizes))]
+        names = [{"ph": "M", "pid": rank, "tid": 1000 + i, "name": "thread_name", "args": {"name": called[i]}}
                  for i in range(len(sizes))]  # fmt: skip
         names.append({"ph": "M", "pid": rank, "tid": 900, "name": "thread_name", "args": {"name": "loss"}})
         lines, begin = [head], 10**12
         for number in range(1, steps + 1):
-            free = 0
+            free = begin
             for i, (s, ns) in enumerate(zip(sizes, took)):
                 mine = begin + 10 * MS * (i + 1) + (late * MS if rank else 0)
                 agreed = begin + 10 * MS * (i + 1) + late * MS
@@ -46,8 +52,8 @@ def write(folder, size=2, steps=20, sizes=(1 << 20, 3 << 20), apart=True, late=0
                 if (number, i) not in lost:
                     rows += [{**row, "ph": ph, "ts": ts / 1e3, **more} for ph, ts, more in (
                         ("B", mine, {"name": "NEGOTIATE_ALLREDUCE", "args": {"bytes": s}}), ("E", agreed, {}),
-                        ("B", agreed, {"name": "ALLREDUCE"}), ("B", agreed, {"name": "QUEUE"}), ("E", begun, {}),
-                        ("B", begun, {"name": "P2P_ALLREDUCE"}), ("E", free, {}), ("E", free, {}),
+                        ("B", agreed, {"name": "ALLREDUCE", "args": of}), ("B", agreed, {"name": "QUEUE"}),
+                        ("E", begun, {}), ("B", begun, {"name": "P2P_ALLREDUCE"}), ("E", free, {}), ("E", free, {}),
                     )]  # fmt: skip
             waits = int(free - begin - 10 * MS * len(sizes) - (late * MS if rank else 0)) + other * MS
             if loss:
@@ -70,6 +76,8 @@ def write(folder, size=2, steps=20, sizes=(1 << 20, 3 << 20), apart=True, late=0
                 free += other * MS
                 rows += [{**row, "ph": "E", "ts": free / 1e3}]
             end = free + 5 * MS
+            rough = 0.7 * rough + chance.gauss(0, 0.036) if "rough" in rest else 0.0
+            end += int((slow * (number > steps / 2) + max(-0.15, rough)) * (end - begin))
             lines.append({"step": number, "t": begin, "step_ns": end - begin, "exposed_ns": waits, "cpu_ns": 0,
                           "bytes": {"p2p" if apart else "shm": sum(sizes)}})  # fmt: skip
             begin = end
@@ -151,6 +159,56 @@ def test_what_is_not_played_is_said(tmp_path):
     some = write(tmp_path / "some")
     (some / "line.json").write_text((some / "line.json").read_text().replace('"g1"', '"mine"'))
     assert "'g1'" in predict.load(some).step(8).notes[-1]
+
+
+def test_a_recording_whose_steps_differ_says_so(tmp_path):
+    write(tmp_path / "r", steps=40, slow=0.3)
+    said = predict.load(tmp_path / "r").step(2)
+    assert "recorded steps differ by 23%" in said.notes[0] and "more steps" in said.notes[0]
+    assert said.low < 33 < 41.9 < said.high  # either half may be what another run is like
+    write(tmp_path / "steady", steps=40, slow=0.1)
+    said, steady = said.confidence, predict.load(tmp_path / "steady").step(2)
+    assert (said, steady.confidence, steady.notes) == ("medium", "high", [])
+
+
+def test_nine_of_ten_other_runs_lie_in_the_range(tmp_path):
+    runs = [predict.load(write(tmp_path / f"{seed}", steps=40, rough=seed)) for seed in range(20)]
+    said = [run.step(2) for run in runs]
+    took = [run.recording.step_ns.mean() / MS for run in runs]
+    inside = sum(one.low <= other <= one.high for one, other in zip(said, took[1:] + took[:1]))
+    assert inside >= 18 and np.mean([(one.high - one.low) / one.ms for one in said]) < 0.15
+    far = runs[0].step(2, batch=2.0)  # what was not measured makes it wider
+    assert (far.high - far.low) / far.ms > 1.5 * (said[0].high - said[0].low) / said[0].ms
+
+
+def test_what_held_up_a_small_bucket_is_not_multiplied_for_a_large_one():
+    found = Fit(1.0, 1.0, {(9, True): [1.0, 101.0], (10_000, False): [1.5]})
+    assert found.like(9, True) == [1.0, 101.0] and found.like(10_000, True) == [1.5]
+    assert found.like(99, True) == pytest.approx([1.0, 1 + 100 * 10 / 100])
+
+
+def test_an_optimizer_of_one_rank_submits_nothing_and_its_steps_count(tmp_path):
+    alone = write(tmp_path / "alone", size=1, sizes=())
+    job = predict.load(write(tmp_path / "r"), alone)  # computes for 5 ms in place of 25
+    want = max(4, 2 + 1 + 2e-6 * (1 << 20)) + 1 + 2e-6 * (3 << 20) + 1
+    assert job.step(2).ms == pytest.approx(want, rel=1e-3)
+    assert predict.load(alone).step(1).ms == pytest.approx(5)
+    with pytest.raises(predict.RecordingError, match="recorded on one rank"):
+        predict.load(alone).step(4, link="1GB/s,20us")
+
+
+def test_a_divided_model_counts_by_its_copies(tmp_path, capsys):
+    job = predict.load(write(tmp_path / "r", size=4, late=3, divided=True))
+    rec, took = job.recording, 23 + 1 + 2e-6 * (3 << 20) + 5
+    assert (rec.size, rec.of_copy, rec.names, int(rec.bytes[0])) == (2, 2, ["gradients of all stages"], 8 << 20)
+    same, more = job.step(4), job.step(8)
+    assert same.ranks == 4 and same.ms == pytest.approx(took, rel=1e-3) and same.confidence == "medium"
+    assert "2 ranks of a copy" in " ".join(same.notes) and same.alone_ms == pytest.approx(23 + 5, rel=1e-3)
+    assert more.ms == pytest.approx(23 + 1.5 * (1 + 2e-6 * (3 << 20)) + 5, rel=1e-3)  # 2 (n - 1) / n, n copies
+    code, out, err = told(capsys, tmp_path / "r", "--ranks", "5")
+    assert code == 2 and "5 ranks: a copy of the recorded model has 2, pass a multiple" in err
+    with pytest.raises(predict.RecordingError, match="record two copies"):
+        predict.load(write(tmp_path / "one", size=2, divided=True))
 
 
 def test_an_algorithm_of_hvdlite_plan_takes_the_formulas_place(tmp_path):
