@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from .. import _core, config, guard
+from .. import config, guard
 from .._coded import coded, uncoded
 from .._public import Handle, rank
 from .._warned import warn
@@ -32,23 +32,6 @@ from .terms import described, new_rate
 
 F32 = np.float32
 MANY_PUSHES = 500  # in a step, after which it is likely that nobody ends it
-
-
-class Saving(Handle):
-    """A save under way, for hvd.synchronize. All ranks wait for it, and ask whether it is done, together."""
-
-    __slots__ = ("work",)
-
-    def __init__(self, work: together.Work) -> None:
-        super().__init__([], lambda pending: work.wait())
-        self.work = work
-
-    def done(self) -> bool:
-        return self.work.is_over()
-
-    def wait(self, timeout: Any = None) -> Any:
-        self.work.wait(_core.seconds_of(timeout))
-        return super().wait()
 
 
 class Table:
@@ -106,7 +89,7 @@ class Table:
         self._frozen, self._left, self._guarded = 0, False, config.load().values["nan_guard"]
         self._ahead: tuple[int, Any, Question] | None = None  # what was asked for the next step
         self._since_step = 0  # pushes
-        self._saving: Saving | None = None  # one that nobody has waited for
+        self._saving: together.Saving | None = None  # one that nobody has waited for
         self.number = together.opened(self._client, self._spec)
         self._client.tables.append(self)
 
@@ -537,7 +520,7 @@ class Table:
         """
         client, folder = self._met(), os.path.abspath(os.fsdecode(path))
         servers = together.Work(client, lambda: saving.begin(client, self.number, folder), self._spec).wait()
-        self._saving = Saving(together.Work(client, lambda: self._finish(folder, servers), self._spec))
+        self._saving = together.Saving(together.Work(client, lambda: self._finish(folder, servers), self._spec))
         return self._saving
 
     def _finish(self, folder: str, servers: list[int]) -> None:
@@ -551,7 +534,7 @@ class Table:
         return client
 
     def saved(self, seconds: float | None) -> None:
-        """Wait for a save that nobody has waited for. ``hvd.shutdown`` calls it.
+        """Wait for a save whose handle was not waited for. ``hvd.shutdown`` calls it.
 
         Args:
             seconds (float, optional): how long rank 0 waits, alone. It prints what was not saved. None: all ranks wait.

@@ -14,8 +14,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from .. import _core
 from .._coded import coded
-from .._public import allgather_object, barrier, broadcast_object, rank
+from .._public import Handle, allgather_object, barrier, broadcast_object, rank
 from ..errors import HvdError, HvdMismatchError, HvdPeerLostError, HvdTimeoutError
 from .client import Client
 
@@ -112,3 +113,20 @@ class Work:
                 is_ours = isinstance(failed, (HvdError, ValueError))
                 error = failed if is_ours else OSError(f"{type(failed).__name__}: {failed}")
         self._said = error, value
+
+
+class Saving(Handle):
+    """A save under way, for hvd.synchronize. All ranks wait for it, and ask whether it is done, together."""
+
+    __slots__ = ("work",)
+
+    def __init__(self, work: Work) -> None:
+        super().__init__([], lambda pending: work.wait())
+        self.work = work
+
+    def done(self) -> bool:
+        return self.work.is_over()
+
+    def wait(self, timeout: Any = None) -> Any:
+        self.work.wait(_core.seconds_of(timeout))
+        return super().wait()

@@ -188,7 +188,7 @@ class Calls:
             future.set_result(None)
         elif future is not None:
             held = taken(refs, self.ref)  # whether or not somebody asks for the result
-            if not future.settle(partial(_made, future.name, future.rank, kind, body, text, held)):
+            if not future._settle(partial(_made, future.name, future.rank, kind, body, text, held)):
                 self._back.put(future)
         else:
             self._drop(refs)
@@ -234,7 +234,7 @@ class Calls:
 
     def _settle(self) -> None:
         while (future := self._back.get()) is not None:
-            future.settle_now()
+            future._settle_now()
             del future
 
 

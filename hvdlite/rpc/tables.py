@@ -38,15 +38,15 @@ class Future(concurrent.futures.Future[Any]):
         self._callbacks = 0
         self.set_running_or_notify_cancel()
 
-    def settle(self, answer: Callable[[], Any]) -> bool:
-        """The answer is there; who asks for the result makes it. False: callbacks wait, so call `settle_now`."""
+    def _settle(self, answer: Callable[[], Any]) -> bool:
+        """The answer is there; who asks for the result makes it. False: callbacks wait, so call `_settle_now`."""
         with self._making:
             self._answer = answer
             if not self._callbacks:
                 self.set_result(None)
             return not self._callbacks
 
-    def settle_now(self) -> None:
+    def _settle_now(self) -> None:
         """Makes the result, and calls the callbacks."""
         answer, self._answer = self._answer, None
         assert answer is not None
