@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ._core import ALLGATHER, BROADCAST, DTYPES, ffi, submit
+from ._core import ALLGATHER, BROADCAST, DTYPES, Pending, ffi, submit
 
 
 def copy(target: int, source: Any, count: int) -> None:
@@ -72,10 +72,15 @@ def allgather_bytes(mine: bytes | bytearray, name: str | None, process_set: int 
 
 def broadcast_bytes(block: bytearray, root: int, name: str | None, process_set: int = 0) -> None:
     """Fills `block`, which is as long on every rank, with the root's. Blocks."""
-    view = ffi.from_buffer(block)
-    address = int(ffi.cast("uintptr_t", view))
-    pending = submit(
-        BROADCAST, 0, DTYPES["uint8"], name, (len(block),), address, address, view, root=root, process_set=process_set
-    )
+    pending = broadcast_bytes_async(block, root, name, process_set)
     pending.wait()
     pending.release()
+
+
+def broadcast_bytes_async(block: bytearray, root: int, name: str | None, process_set: int = 0) -> Pending:
+    """Starts `broadcast_bytes`. Wait for what it returns, again if a signal has interrupted that, and release it."""
+    view = ffi.from_buffer(block)
+    address = int(ffi.cast("uintptr_t", view))
+    return submit(
+        BROADCAST, 0, DTYPES["uint8"], name, (len(block),), address, address, view, root=root, process_set=process_set
+    )

@@ -40,7 +40,7 @@ PYTHON_FLOOR.update(
 PYTHON_FLOOR.update({"_machine": 0, "_numbers": 0, "_slurm": 1, "_files": 1, "running": 5, "_called": 5, "traffic": 5})
 PYTHON_FLOOR.update({"options": 0, "elastic": 6, "built": 5, "data": 6, "as_horovod": 11, "autotune": 4, "guard": 3})
 PYTHON_FLOOR.update({"consistency": 6, "_records": 1, "trace": 3, "measured": 4, "stepping": 0, "catalogue": -2})
-PYTHON_FLOOR.update({"_messages": -3, "_warned": -3})
+PYTHON_FLOOR.update({"_messages": -3, "_warned": -3, "_interrupts": 0})
 PYTHON_FLOOR.update({"_torch_backend": 1, "_member": 4, "_static_sets": 4.5, "_state_file": 1, "_state_form": 1})
 PYTHON_FLOOR.update({"driven": 6, "hello": 9.5, "ray": 9, "spark": 10.5, "dask": 9})
 PYTHON_FLOOR.update({"parallel": 9, "_curve": 1, "ps": 7.5, "rpc": 7.5, "plan": 9.5, "predict": 9.6, "trainers": 9})

@@ -9,7 +9,7 @@ prediction sees the recording of two ranks and the settings of the case, and not
     python examples/benchmarks/predictions.py models                       8 minutes; on a machine without other work
 
 `models` trains three real models with PyTorch, one thread a rank: a perceptron and a convolutional network on digits,
-a transformer on text. It records 1 and 2 ranks, and predicts and measures 2, 3 and 4 ranks, with two batch sizes and
+a transformer on text. It records 2 ranks, and predicts and measures 2, 3 and 4 ranks, with two batch sizes and
 with float16 on the wire: 21 values.
 
 As `... predictions.py job ...` this file is the training script that is recorded: a model, or layers that sleep, whose
@@ -179,23 +179,20 @@ def shaped(rows):
 
 
 def models(rows, only=MODELS, steps=200):
-    """Real models on 2, 3 and 4 ranks. More ranks than processors use the second recording, of one rank."""
+    """Real models on 2, 3 and 4 ranks, from the recording of two."""
     from hvdlite import predict
 
-    cores = len(os.sched_getaffinity(0))
     with tempfile.TemporaryDirectory() as folder:
         for model in only:
             for batch in (1.0, 2.0):
                 words = ["--model", model, "--batch", str(batch), "--steps", str(steps)]
-                alone, small = (os.path.join(folder, f"{model}-{batch}-{ranks}") for ranks in (1, 2))
-                for ranks, where in ((1, alone), (2, small)):
-                    run(ranks, where, None, words)
-                few, many = predict.load(small), predict.load(small, alone)
+                small = os.path.join(folder, f"{model}-{batch}-2")
+                run(2, small, None, words)
+                recorded = predict.load(small)
                 for ranks, setting in [(2, "plain"), (3, "plain"), (4, "plain"), *[(4, "fp16")] * (batch == 1)]:
                     flags, more, asked = SETTINGS[setting]
                     large = os.path.join(folder, f"{model}-{batch}-{ranks}-{setting}")
                     run(ranks, large, None, words + more, flags)
-                    recorded = many if ranks > cores else few
                     name = f"{model}, batch {batch:g}x, {setting}"
                     tell(rows, None, ranks, name, recorded, recorded.step(ranks, **asked), large)
 

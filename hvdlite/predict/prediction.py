@@ -7,7 +7,8 @@ medium as recorded, at most eight times the ranks, nothing assumed; "low": somet
 The range says: nine of ten runs of such a job have their mean step in it. It is as wide as these together (the root of
 the sum of squares): what the step becomes when stretches of the recording are drawn again, and as much for the run to
 come; what runs of one job differ by; how far recorded buckets lie from the fitted line, on more ranks than recorded;
-25 % of a link that is only told; 10 % of the step for each thing that was not measured; half of what recorded steps
+25 % of a link that is only told; 15 % of the step where more ranks share processors than recorded, 10 % for each other
+thing that was not measured; half of what recorded steps
 differ by, where that is more than 20 %.
 """
 
@@ -37,6 +38,7 @@ AGAIN_STEPS = 50
 SURE = 1.645  # standard deviations, for nine of ten
 RUNS = 0.02  # of a step: the standard deviation of runs of one job on a quiet machine
 TOLD, UNMEASURED = 0.25, 0.1
+SHARING, SHARED = 0.08, 0.15  # what ranks that share processors lose beyond the sharing, and how unsure that is
 
 
 @dataclass(frozen=True)
@@ -162,7 +164,7 @@ class Job:
         wire_link = None if link is None else read_link(link)
         fusion = rec.fusion if fusion_mb is None else fusion_mb * (1 << 20)
         far = self._cost(place, was, wire_link, plan)
-        stretch = crowd(place, self.computing.cpu) / crowd(was, self.computing.cpu)
+        stretch = _stretch(place, was, self.computing.cpu)
         setting = Setting(fusion, stretch, batch, wires, place.hosts > 1)
         setting_alone = Setting(fusion, 1.0, batch, wires)
         foreign = link is not None and was.medium == "shm"  # its scatter is not that of a network
@@ -173,7 +175,9 @@ class Job:
         unmeasured = self._unmeasured(place, was, link, plan, batch, stretch)
         told = link is not None and ranks > 1
         unsteady = max((each.unsteady for each in self._unsteady), default=0.0) / 2  # a run may be slow all the time
-        guessed = math.hypot(unsteady, UNMEASURED * math.sqrt(len(unmeasured) - told))
+        shared = stretch > 1
+        others = UNMEASURED * math.sqrt(len(unmeasured) - told - shared)
+        guessed = math.hypot(unsteady, SHARED * shared, others)
         off = TOLD if told else self.fit.off if ranks > rec.size else 0.0
         low, high = self._range(ranks, far, None if foreign else self.fit, setting, whole.step, off, guessed, seed)
         ms = whole.step / 1e6
@@ -197,7 +201,7 @@ class Job:
         ranks = p.ranks // self.recording.of_copy
         place, was, _ = self._places(ranks, p.hosts, p.medium, p.cores, p.link is not None)
         link = None if p.link is None else read_link(p.link)
-        stretch = crowd(place, self.computing.cpu) / crowd(was, self.computing.cpu)
+        stretch = _stretch(place, was, self.computing.cpu)
         setting = Setting(p.fusion_mb * (1 << 20), stretch, p.batch, WIRES[p.wire], place.hosts > 1)
         far = self._cost(place, was, link, p.plan)
         return play(self.computing, ranks, far, self.fit, setting, 5, seed, picture=True)
@@ -346,6 +350,16 @@ def _of_alone(rec: Recording, alone: Recording) -> Recording:
     return replace(
         rec, together=1, ready=alone.ready[:, [place[name] for name in rec.names]], tail=alone.tail, cpu=alone.cpu
     )
+
+
+def _stretch(place: Place, was: Place, need: float) -> float:
+    """How many times longer a rank computes than recorded, since more ranks share the processors. All wait for the last
+    rank: where they cannot be shared evenly, it is taken halfway to the next whole number of ranks for each."""
+    now, before = crowd(place, need), crowd(was, need)
+    if now <= before:
+        return now / before
+    full = -(-place.ranks // (place.hosts * place.cores)) * place.cores * place.hosts
+    return (1 + SHARING) * (now + crowd(replace(place, ranks=full), need)) / 2 / before
 
 
 def _times(far: Cost, slower: float, size: float) -> float:

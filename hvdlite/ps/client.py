@@ -19,13 +19,14 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from .. import _core, _curve, _life
 from .._coded import uncoded
+from .._interrupts import Deferred
 from ..errors import HvdError, HvdInitError, HvdPeerLostError
 from . import messages
 from .patience import Limits
@@ -63,7 +64,7 @@ class Client:
             self._links.append(Link(dealer))
         self.lock = threading.RLock()
         self._came = threading.Condition(self.lock)  # something has come, or no thread watches any more
-        self._watched = False  # a thread waits for the sockets
+        self._watched_until = 0.0  # a thread waits for the sockets
         self._bell, self._rung = (
             socket.socketpair()
         )  # wakes it: another thread has used the sockets, which takes its news
@@ -71,6 +72,7 @@ class Client:
         self._rung.setblocking(False)
         self._watch.register(self._rung.fileno(), select.POLLIN)
         self.tables: list[Any] = []
+        self.folders: dict[str, str] = {}  # to which a table is being saved
         self.failed: Exception | None = None
         self._numbers = 0
         self._look = 0.0
@@ -91,8 +93,7 @@ class Client:
         return self._links[server].pushes
 
     def _put(self, server: int, frames: list[Any]) -> None:
-        if self.failed is not None:
-            raise self.failed
+        self.check()
         self.bytes_out += send(self._links[server].socket, frames)
         self.messages_out += 1
         self._ring()
@@ -109,7 +110,7 @@ class Client:
         self._put(server, frames)
 
     def pull(self, question: Question, server: int, ids: Any, where: Any) -> None:
-        """Asks for rows, of one piece at most; they go to question.rows[where]."""
+        """Asks for rows, of one piece at most; they go to question.rows[where]. Called with the lock."""
         self._numbers += 1
         head = self._head(
             messages.PULL, server, table=question.table.number, number=self._numbers, clock=question.clock,
@@ -166,6 +167,11 @@ class Client:
 
     # ---- waiting
 
+    def check(self) -> None:
+        """Raises what a server or the job has failed by."""
+        if self.failed is not None:
+            raise self.failed
+
     def wait(self, question: Question) -> None:
         """Until it is answered."""
         self.until(lambda: not question.left)
@@ -173,42 +179,55 @@ class Client:
     def until(self, over: Callable[[], bool]) -> None:
         """Does what is to be done until that is so. over() is called with the lock and must not wait. Call this without
         the lock. Raises what a server or the job has failed by."""
-        with self.lock:
+        with Deferred() as whole, self.lock:
             try:
                 while not over():
-                    if self._watched:
-                        self._came.wait(_SLICE_S)
-                        if self.failed is not None:
-                            raise self.failed
+                    if self._is_watched():
+                        self._rest(whole, lambda: self._came.wait(_SLICE_S))
+                        self.check()
                     elif not self.turn():
-                        self._rest()
+                        self._rest(whole, self._watch_sockets)
             finally:
                 self._came.notify_all()
 
-    def _rest(self) -> None:
-        """Waits for the sockets, without the lock."""
-        self._watched = True
-        self.lock.release()
+    def _rest(self, whole: Deferred, wait: Callable[[], Any]) -> None:
+        """Waits, and lets Ctrl-C interrupt that. The lock is held before and afterwards, and not while it waits."""
         try:
-            ready = self._watch.poll(1000 * _SLICE_S)
+            whole.open()
+            wait()
         finally:
-            self.lock.acquire()
-            self._watched = False
+            whole.close()
+            self._hold()
+
+    def _watch_sockets(self) -> None:
+        self._watched_until = time.monotonic() + 2 * _SLICE_S
+        self.lock.release()
+        ready = self._watch.poll(1000 * _SLICE_S)
+        self._hold()
+        self._watched_until = 0.0
         if any(number == self._rung.fileno() for number, _ in ready):
             self._rung.recv(4096)
 
+    def _hold(self) -> None:
+        """Takes the lock again, if a wait has not, since it was interrupted."""
+        if not self.lock._is_owned():  # type: ignore[attr-defined]
+            self.lock.acquire()
+
+    def _is_watched(self) -> bool:
+        """A thread waits for the sockets. One that was interrupted has not said that it has ended."""
+        return time.monotonic() < self._watched_until
+
     def _ring(self) -> None:
-        if self._watched:
+        if self._watched_until:
             with contextlib.suppress(BlockingIOError):  # it rings already
                 self._bell.send(b"\0")
 
     def turn(self) -> bool:
         """Takes what has come, and sends again what is due. Whether something had come. Called with the lock."""
-        if self.failed is not None:
-            raise self.failed
+        self.check()
         before = self.messages_in
         for server, link in enumerate(self._links):
-            for frames in _received(self._zmq, link) if not link.ended else ():
+            for frames in link.received(self._zmq):
                 head = messages.unpack(frames[0].buffer, server)
                 if head is not None and head.session == self.session:
                     self.bytes_in += sum(len(each) for each in frames)
@@ -218,8 +237,7 @@ class Client:
         self._ring()
         if self.messages_in != before:
             self._came.notify_all()
-        if self.failed is not None:
-            raise self.failed
+        self.check()
         now = time.monotonic()
         if now >= self._look:
             if now - self._look > self.AGAIN_S:  # this rank did something else: it has not listened
@@ -350,9 +368,3 @@ class Client:
             self._context.destroy(linger=0)
             for each in (self._bell, self._rung):
                 each.close()
-
-
-def _received(zmq: Any, link: Link) -> Iterator[list[Any]]:
-    """Until there is nothing more: the descriptor of a ZeroMQ socket is readable only once for all that has come."""
-    while not link.ended and link.socket.get(zmq.EVENTS) & zmq.POLLIN:
-        yield link.socket.recv_multipart(zmq.NOBLOCK, copy=False)

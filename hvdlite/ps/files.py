@@ -14,6 +14,7 @@ length that it says, and arrays have the shape. What does not fit is a ValueErro
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -39,8 +40,14 @@ def write_index(folder: str, about: dict[str, Any], pieces: list[dict[str, Any]]
         os.fsync(descriptor)  # the names
     finally:
         os.close(descriptor)
-    for name in _pieces_in(folder) - {each["file"] for each in pieces}:
-        os.remove(os.path.join(folder, name))
+    remove(folder, [{"file": name} for name in _pieces_in(folder) - {each["file"] for each in pieces}])
+
+
+def remove(folder: str, pieces: list[dict[str, Any]]) -> None:
+    """Removes pieces that no index names."""
+    for each in pieces:
+        with contextlib.suppress(FileNotFoundError):
+            os.remove(os.path.join(folder, each["file"]))
 
 
 def read_index(

@@ -9,10 +9,11 @@ Several threads may wait for one question.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from .. import _core
+from .._interrupts import Deferred
 from .._public import Handle
 from ..errors import HvdTimeoutError
 from . import messages
@@ -38,7 +39,7 @@ class Awaited(Handle):
 
     def done(self) -> bool:
         client = self._question.table.ready()
-        with client.lock:
+        with Deferred(), client.lock:
             client.turn()
             return not self._question.left
 
@@ -69,3 +70,8 @@ class Link:
         self.pushes, self.push_bytes = 0, 0  # numbers given out; of those that are not done
         self.sent: dict[int, dict[int, Sent]] = {messages.PULL: {}, messages.PUSH: {}, messages.CALL: {}}
         self.heard = time.monotonic()
+
+    def received(self, zmq: Any) -> Iterator[list[Any]]:
+        """Until there is no more: the descriptor of a ZeroMQ socket is readable only once for all that has come."""
+        while not self.ended and self.socket.get(zmq.EVENTS) & zmq.POLLIN:
+            yield self.socket.recv_multipart(zmq.NOBLOCK, copy=False)

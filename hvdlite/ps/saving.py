@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..errors import HvdError
 from . import background, files
 from .shard import Shard
 
@@ -27,20 +28,41 @@ _PAUSE_S, _PAUSE_MAX_S = 0.002, 0.25  # between two questions about progress
 _ABOUT = ("name", "rows", "dim", "rule", "options", "order", "scale", "seed", "tables")
 
 
-def begin(client: Client, table: int, folder: str) -> list[int]:
-    """All servers have their snapshot when this returns; which servers. Called by one rank, when all ranks' pushes are
-    done and none pushes. Raises HvdError."""
+def save(client: Client, table: int, spec: dict[str, Any], folder: str) -> None:
+    """Called by one rank, when all ranks' pushes are done and none pushes. Raises HvdError, OSError."""
+    finish(client, table, spec, folder, begin(client, table, spec, folder))
+
+
+def begin(client: Client, table: int, spec: dict[str, Any], folder: str) -> list[int]:
+    """All servers have their snapshot when this returns; which servers. `finish` must follow, unless it raises."""
+    other = client.folders.setdefault(folder, spec["name"])
+    if other != spec["name"]:  # whose pieces would be removed with those of the save before
+        raise HvdError(
+            f"table {spec['name']!r}: table {other!r} is being saved to {folder}: save each table to a folder of its "
+            "own [HVD033]"
+        )
     token, alive = f"{time.time_ns():x}", client.alive()
     dead = sorted(set(range(client.servers)) - set(alive))
-    for server in alive:
-        client.call(server, "save", table, folder=folder, token=token, dead=dead)
+    try:
+        for server in alive:
+            client.call(server, "save", table, folder=folder, token=token, dead=dead)
+    except BaseException:
+        del client.folders[folder]
+        raise
     return alive
 
 
 def finish(client: Client, table: int, spec: dict[str, Any], folder: str, servers: Sequence[int]) -> None:
     """Waits until what `begin` has begun is written, and makes it valid. Raises HvdError, OSError."""
-    written = [piece for said in _ends(client, table, servers) for piece in said["written"]]
-    files.write_index(folder, {key: spec[key] for key in _ABOUT if key in spec}, written)
+    try:
+        said, error = _ends(client, table, servers)
+        written = [piece for each in said for piece in each["written"]]
+        if error is not None:
+            files.remove(folder, written)
+            raise error
+        files.write_index(folder, {key: spec[key] for key in _ABOUT if key in spec}, written)
+    finally:
+        del client.folders[folder]
 
 
 def load(client: Client, table: int, spec: dict[str, Any], folder: str) -> dict[str, Any]:
@@ -48,27 +70,45 @@ def load(client: Client, table: int, spec: dict[str, Any], folder: str) -> dict[
     ValueError for what cannot be loaded; then the table is as it was."""
     about, pieces = files.read_index(folder, spec["rows"], spec["dim"], spec["rule"], spec.get("tables"))
     first = {key: about.get(key, spec[key]) for key in ("scale", "seed")}  # saves of hvdlite 0.2 have none
+    if [_form(first[key]) for key in first] != [_form(spec[key]) for key in first]:
+        raise ValueError(f"{folder}: its index has {first}, which do not make rows [HVD034]")
     order, alive = about.get("order"), client.alive()
     for server in alive:
         client.call(server, "load", table, folder=folder, pieces=pieces, order=order, first=first)
-    _ends(client, table, alive)
+    _, error = _ends(client, table, alive)
+    if error is not None:
+        raise error
     for server in alive:
         client.call(server, "loaded", table)
     return first
 
 
-def _ends(client: Client, table: int, servers: Sequence[int]) -> list[dict[str, Any]]:
-    """What each of these servers says when its job is over. Raises the first error."""
-    said, pause = dict[int, dict[str, Any]](), _PAUSE_S
-    while True:
-        for server in servers:
-            if server not in said:
+def _form(value: Any) -> Any:
+    """What scale or seed are: a number, or as many as a group has tables."""
+    if isinstance(value, list):
+        return [_form(each) for each in value]
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < 1 << 63
+
+
+def _ends(client: Client, table: int, servers: Sequence[int]) -> tuple[list[dict[str, Any]], Exception | None]:
+    """What servers say when their jobs are over, and the first error, when all jobs are."""
+    said, waited, pause = list[dict[str, Any]](), list(servers), _PAUSE_S
+    error: Exception | None = None
+    while waited:
+        for server in list(waited):
+            try:
                 came = client.call(server, "progress", table)
-                said.update({server: came} if came else {})
-        if len(said) == len(servers):
-            return [said[server] for server in servers]
-        time.sleep(pause)
+            except (HvdError, ValueError) as failed:
+                client.check()  # the job has not failed
+                error = error or failed
+                waited.remove(server)
+                continue
+            if came:
+                said.append(came)
+                waited.remove(server)
+        time.sleep(pause if waited else 0)
         pause = min(_PAUSE_MAX_S, 1.5 * pause)
+    return said, error
 
 
 def _save(server: Any, table: Any, asked: dict[str, Any]) -> Any:
@@ -99,6 +139,8 @@ def _begun(table: Any, job: Any) -> Any:
 
 
 def _progress(server: Any, table: Any, asked: dict[str, Any]) -> Any:
+    if table.job is None:
+        return {"error": f"nothing of table {table.shard.name!r} is being saved or loaded [HVD033]"}
     said = table.job.progress()
     if said is None:
         return {}

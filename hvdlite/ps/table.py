@@ -19,6 +19,7 @@ import numpy as np
 
 from .. import config, guard
 from .._coded import coded, uncoded
+from .._interrupts import Deferred
 from .._public import Handle, rank
 from .._warned import warn
 from ..errors import HvdError, HvdNotFiniteError
@@ -294,7 +295,7 @@ class Table:
 
     def _sent(self, ids: Any, clock: int) -> Question:
         client = self.ready()
-        with client.lock:
+        with Deferred(), client.lock:
             question = Question(self, np.empty((len(ids), self.dim), F32), clock)
             self.pull_pieces(question, ids, np.arange(len(ids)))
             return question
@@ -499,9 +500,8 @@ class Table:
             HvdError: a server could not write. The text names it.
         """
         client, folder = self._met(), os.path.abspath(os.fsdecode(path))  # servers may be in another folder
-        together.Work(
-            client, lambda: self._finish(folder, saving.begin(client, self.number, folder)), self._spec
-        ).wait()
+        number, spec = self.number, self._spec
+        together.Work(client, lambda: saving.save(client, number, spec, folder), spec).wait()
 
     def save_async(self, path: Any) -> Handle:
         """Start ``save`` and return a handle. Servers write what rows are now. Training may go on. All ranks call it.
@@ -519,12 +519,11 @@ class Table:
             HvdError: a server could not begin.
         """
         client, folder = self._met(), os.path.abspath(os.fsdecode(path))
-        servers = together.Work(client, lambda: saving.begin(client, self.number, folder), self._spec).wait()
-        self._saving = together.Saving(together.Work(client, lambda: self._finish(folder, servers), self._spec))
+        number, spec = self.number, self._spec
+        servers = together.Work(client, lambda: saving.begin(client, number, spec, folder), spec).wait()
+        finish = together.Work(client, lambda: saving.finish(client, number, spec, folder, servers), spec, again=False)
+        self._saving = together.Saving(finish)
         return self._saving
-
-    def _finish(self, folder: str, servers: list[int]) -> None:
-        saving.finish(self.ready(), self.number, self._spec, folder, servers)
 
     def _met(self) -> Client:
         """Servers have all pushes, and no save is under way."""

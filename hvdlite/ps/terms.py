@@ -69,9 +69,9 @@ def new_rate(spec: dict[str, Any], value: Any) -> float:
             "Adagrad and Adam [HVD025]"
         )
     try:
-        rate = float(value)
+        rate = math.nan if isinstance(value, bool) else float(value)
     except (TypeError, ValueError):
         rate = math.nan
-    if not abs(rate) <= optimizers.MOST:
-        raise ValueError(f"table {spec['name']!r}: lr={value!r} must be a finite number [HVD025]")
+    if not 0 <= rate <= optimizers.MOST:
+        raise ValueError(f"table {spec['name']!r}: lr={value!r} must be a finite number, 0 or more [HVD025]")
     return rate

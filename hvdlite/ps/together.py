@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from .. import _core
+from .._bytes import broadcast_bytes_async
 from .._coded import coded
 from .._public import Handle, allgather_object, barrier, broadcast_object, rank
 from ..errors import HvdError, HvdMismatchError, HvdPeerLostError, HvdTimeoutError
@@ -58,9 +59,10 @@ class Work:
     While it lasts, rank 0 says twice a second that it goes on: so no collective is stuck, however long servers work.
     """
 
-    def __init__(self, client: Client, call: Callable[[], Any], spec: dict[str, Any]) -> None:
-        self._client, self._call, self._spec = client, call, spec
+    def __init__(self, client: Client, call: Callable[[], Any], spec: dict[str, Any], again: bool = True) -> None:
+        self._client, self._call, self._spec, self._again = client, call, spec, again
         self._said: tuple[Exception | None, Any] | None = None
+        self._asked: tuple[Any, bytearray] | None = None
         self.is_known = False  # on all ranks
         self._thread = threading.Thread(target=self._run, name="hvdlite-tables", daemon=True)
         if rank() == 0:
@@ -69,9 +71,15 @@ class Work:
     def is_over(self) -> bool:
         """The same on all ranks, which all ask."""
         if not self.is_known:
-            said = broadcast_object(self._said, name="hvd.ps.done")
-            if said is not None:  # else the thread may set it just now
-                self._said, self.is_known = said, True
+            if self._asked is None:  # else Ctrl-C has interrupted the wait
+                is_over = bytearray([self._said is not None])
+                self._asked = broadcast_bytes_async(is_over, 0, "hvd.ps.over"), is_over
+            pending, is_over = self._asked
+            pending.wait()
+            pending.release()
+            self._asked = None
+            if is_over[0]:
+                self._said, self.is_known = broadcast_object(self._said, name="hvd.ps.done"), True
         return self.is_known
 
     def wait(self, seconds: float | None = None) -> Any:
@@ -100,7 +108,7 @@ class Work:
         return self._said[0] if self._said else HvdError("it was not over [HVD033]")
 
     def _run(self) -> None:
-        """Where a server ends meanwhile of whose rows there are copies, all of it is done again."""
+        """Where a server ends meanwhile of whose rows there are copies, all is done again, if that is asked for."""
         error: Exception | None = None
         value: Any = None
         alive = self._client.servers + 1
@@ -112,6 +120,8 @@ class Work:
             except Exception as failed:
                 is_ours = isinstance(failed, (HvdError, ValueError))
                 error = failed if is_ours else OSError(f"{type(failed).__name__}: {failed}")
+                if not self._again:
+                    break
         self._said = error, value
 
 

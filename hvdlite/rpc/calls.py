@@ -48,7 +48,7 @@ class Calls:
         self.sockets = Sockets(self.rank, self.size, self._undelivered)
         self._todo: queue.SimpleQueue[Any] = queue.SimpleQueue()  # calls of others
         self._back: queue.SimpleQueue[Any] = queue.SimpleQueue()  # answers to us
-        self._waiting = Waiting()
+        self._waiting = Waiting(self._finish)
         self._rounds = [0] * self.size  # how often each rank has begun to serve
         self._leaving = set[int]()  # ranks that have no more calls
         self._linger_ms = 0
@@ -67,6 +67,11 @@ class Calls:
         name, args, kwargs = whole(f, args, kwargs)
         body, refs = pickled(f"an argument of {name}", (name, args, kwargs))
         self._count_up(refs)
+        if rank == self.rank and threading.current_thread() in self._threads:  # others of the pool may do the same
+            number, future = self._waiting.add(rank, name)
+            self._waiting.taken(number)
+            self._settled(future, *self._answer(body, places(refs)))
+            return future
         return self._send(rank, name, _CALL, body, places(refs))
 
     def _send(self, rank: int, name: str, kind: bytes, body: bytes, refs: bytes = b"") -> Future:
@@ -187,11 +192,17 @@ class Calls:
         elif future is not None and kind == _COUNTED:
             future.set_result(None)
         elif future is not None:
-            held = taken(refs, self.ref)  # whether or not somebody asks for the result
-            if not future._settle(partial(_made, future.name, future.rank, kind, body, text, held)):
-                self._back.put(future)
+            self._settled(future, kind, body, text, refs)
         else:
             self._drop(refs)
+
+    def _settled(self, future: Future, kind: bytes, body: bytes, text: bytes, refs: bytes) -> None:
+        held = taken(refs, self.ref)  # whether or not somebody asks for the result
+        self._finish(future, partial(_made, future.name, future.rank, kind, body, text, held))
+
+    def _finish(self, future: Future, answer: Callable[[], Any]) -> None:
+        if not future._settle(answer):
+            self._back.put(future)
 
     def _lose(self, rank: int) -> None:
         """It has left: perhaps because the job has failed."""
@@ -213,13 +224,17 @@ class Calls:
             del job  # it may hold a value that is to be freed now
 
     def _do(self, who: bytes, number: bytes, body: bytes, listed: bytes) -> None:
+        self.sockets.put(who, [number, *self._answer(body, listed)])
+
+    def _answer(self, body: bytes, listed: bytes) -> list[bytes]:
+        """Does a call: kind, value or exception, text of the traceback, references."""
         name = "a call"
         try:
             name, args, kwargs = unpickled(f"a call to rank {self.rank}", body, taken(listed, self.ref))
             value = found(name)(*args, **kwargs)
             answer, refs = pickled(f"the result of {name} on rank {self.rank}", value)
             self._count_up(refs)
-            frames = [number, _VALUE, answer, b"", places(refs)]
+            return [_VALUE, answer, b"", places(refs)]
         except BaseException as error:  # also SystemExit: it is an error of the call, and this thread goes on
             text = traceback.format_exc()[-TEXT_MAX:]
             answer, refs = b"", []
@@ -228,9 +243,8 @@ class Calls:
                     itself, within = pickled("an exception", error)
                     self._count_up(within)
                     answer, refs = itself, within
-            frames = [number, _ERROR, answer, text.encode("utf-8", "replace"), places(refs)]
             error.__traceback__ = None  # it may hold the arguments, and itself by them, until a garbage collection
-        self.sockets.put(who, frames)
+            return [_ERROR, answer, text.encode("utf-8", "replace"), places(refs)]
 
     def _settle(self) -> None:
         while (future := self._back.get()) is not None:

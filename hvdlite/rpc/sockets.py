@@ -26,6 +26,7 @@ from typing import Any
 from .. import _files, _opening, _sealed
 from .._curve import Door, Keys, bounded, zmq_for
 from .._gate import Gate
+from .._interrupts import Deferred
 from ..objects import allgather_object, broadcast_object
 
 Frames = list[bytes]
@@ -89,16 +90,17 @@ class Sockets:
 
     def put(self, to: int | bytes, frames: Frames) -> None:
         """Sends to a rank, or an answer to the caller of that name."""
-        self._out.put((to, frames))
-        if self._is_deep or not self._lock.acquire(blocking=False):
-            self._ring()
-            return
-        try:
-            consumed = self._send_all()
-        finally:
-            self._lock.release()
-        if consumed or not self._out.empty():
-            self._ring()
+        with Deferred():
+            self._out.put((to, frames))
+            if self._is_deep or not self._lock.acquire(blocking=False):
+                self._ring()
+                return
+            try:
+                consumed = self._send_all()
+            finally:
+                self._lock.release()
+            if consumed or not self._out.empty():
+                self._ring()
 
     def post(self, to: int, frames: Frames) -> None:
         """Sends to a rank soon."""

@@ -11,6 +11,7 @@ import concurrent.futures
 import itertools
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from ..errors import HvdPeerLostError, HvdTimeoutError
@@ -116,10 +117,15 @@ class Future(concurrent.futures.Future[Any]):
             ) from None
 
 
+def _raised(error: Exception) -> None:
+    raise error
+
+
 class Waiting:
     """Calls whose answers have not come. Any thread; true as long as there are some."""
 
-    def __init__(self) -> None:
+    def __init__(self, finish: Callable[[Future, Callable[[], Any]], None]) -> None:
+        self._finish = finish
         self._futures: dict[int, Future] = {}
         self._numbers = itertools.count(1)
 
@@ -139,7 +145,7 @@ class Waiting:
         """Those that wait for this rank, or all, end with an error, each with its own."""
         for number, future in list(self._futures.items()):
             if rank in (None, future.rank) and self.taken(number) is not None:
-                future.set_exception(error())
+                self._finish(future, partial(_raised, error()))
 
     def lose(self, rank: int) -> None:
         """This rank has left."""

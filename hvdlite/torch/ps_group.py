@@ -56,7 +56,7 @@ class EmbeddingCollection(_Collection):
         """
         joined, _, places, rows = self._pulled_all(ids)
         parts = functional.embedding(places, rows).split([int(np.prod(shape)) for shape in joined.shapes])
-        return {n: each.reshape(*shape, -1) for n, each, shape in zip(joined.names, parts, joined.shapes)}
+        return {n: each.reshape(*shape, self.table.dim) for n, each, shape in zip(joined.names, parts, joined.shapes)}
 
 
 class EmbeddingBagCollection(_Collection):

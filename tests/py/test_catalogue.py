@@ -46,6 +46,7 @@ EXEMPT = {  # (file, function or class.function): reason
     ("hvdlite/plan/table.py", "from_json"): QUOTED,
     ("hvdlite/plan/table.py", "moves_of"): QUOTED,
     ("hvdlite/predict/command.py", "run: print"): OTHERS,
+    ("hvdlite/predict/copies.py", "copies"): QUOTED,
     ("hvdlite/predict/__init__.py", "__getattr__"): PYTHONS,
     ("hvdlite/plan/layers.py", "read"): QUOTED,
     ("hvdlite/plan/layers.py", "_layer"): QUOTED,

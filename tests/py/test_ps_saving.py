@@ -49,13 +49,14 @@ def test_a_save_and_a_load_may_take_longer_than_a_collective(tmp_path):
 def test_an_end_while_ranks_hear_that_there_is_none_is_not_lost(monkeypatch):
     ends = threading.Event()
 
-    def told(said, name):
+    def asked(block, root, name):
         ends.set()
         work._thread.join()
-        return said
+        return SimpleNamespace(wait=lambda: None, release=lambda: None)
 
     monkeypatch.setattr(together, "rank", lambda: 0)
-    monkeypatch.setattr(together, "broadcast_object", told)
+    monkeypatch.setattr(together, "broadcast_bytes_async", asked)
+    monkeypatch.setattr(together, "broadcast_object", lambda said, name: said)
     work = together.Work(SimpleNamespace(servers=1, alive=lambda: [0]), ends.wait, {})
     assert not work.is_over() and work.is_over() and work.wait() is True
 
@@ -74,6 +75,10 @@ def test_a_save_holds_what_rows_were_when_it_began_and_what_makes_the_others():
             table.step()
             first = {"rows": table.pull(EVERY[:1000])}
         under_way = table.save_async(folder)
+        if scale == 0.1:  # at once
+            hvd.shutdown()
+            hvd.init()
+            continue
         for _ in range(5):
             table.push(EVERY[:2000], np.ones((2000, 8)))
             table.step()
@@ -150,3 +155,70 @@ def test_a_thread_that_waits_for_a_slow_rank_holds_up_no_other(wait):
     if hvd.rank() == 0:
         thread.join()
     hvd.shutdown()
+
+
+@as_ranks(1)
+def test_a_folder_takes_one_table_at_a_time():
+    serving.serve(1)
+    slow, other = ps.Table("slow", 10, 1, small_rules.disk_stops), ps.Table("other", 10, 1, ps.Add())
+    slow.push([1], np.full((1, 1), 100.0))
+    slow.step()
+    folder = folder_of_rank_0()
+    late = slow.save_async(folder)
+    with pytest.raises(hvd.HvdError, match=r"table 'other': table 'slow' is being saved to .*own \[HVD033\]"):
+        other.save(folder)
+    for pid in children(slow):
+        os.kill(pid, signal.SIGKILL)
+    with pytest.raises(hvd.HvdError, match="status -9"):
+        late.wait()
+    other.save(folder)
+    other.load(folder)
+    hvd.shutdown()
+
+
+INTERRUPTS = """
+import signal, sys, threading, time
+import numpy as np
+import hvdlite as hvd
+hvd.init()
+table = hvd.ps.Table("t", 300, 4, hvd.ps.Add(), reduce="sum", staleness=None)
+every, over, counts = np.arange(300), [], [0, 0, 0, 0]
+def pulls(number):
+    while not over:
+        table.pull(every[:20])
+        counts[number] += 1
+def interrupts():
+    for _ in range(60):
+        time.sleep(0.02)
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+    over.append(True)
+others = [threading.Thread(target=pulls, args=(n,)) for n in (0, 1)] + [threading.Thread(target=interrupts)]
+tried = done = 0
+def pushes():
+    global tried, done
+    while not over:
+        tried += 1
+        table.push(every, np.ones((300, 4)))
+        done += 1
+def caught(call):
+    try:
+        call()
+    except KeyboardInterrupt:
+        pass
+for each in others:
+    each.start()
+while not over:
+    try:
+        caught(pushes)
+    except KeyboardInterrupt:
+        pass
+for each in others:
+    each.join()
+rows = table.pull(every)
+print("right", done <= rows.min() and rows.max() <= tried and min(counts[:2]) > 0, done, tried, rows.min(), rows.max())
+"""
+
+
+def test_ctrl_c_that_is_caught_tears_no_message_and_holds_up_no_thread():
+    code, out, err = launch("-np", 1, "--servers", 2, sys.executable, "-c", INTERRUPTS)
+    assert code == 0 and "right True" in out, (out, err)
