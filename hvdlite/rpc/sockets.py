@@ -33,6 +33,7 @@ Frames = list[bytes]
 LOOK_S = 0.1
 _AWAKE_S = 1.0  # of looking after the last call: the next one need not ring
 _IDLE_S = 60  # after which a connection shows that it is in use: firewalls forget those that are silent for minutes
+_FRAMES = 5  # of a message that has come: a call with its caller's name, or an answer with the text of an error
 _AT_ONCE = 64  # messages that are received before they are looked at
 
 
@@ -153,6 +154,8 @@ class Sockets:
                     came = [(each, frames) for each in ready for frames in self._received(each)]
                 self._admit()
                 for each, frames in came:
+                    if len(frames) != _FRAMES:  # nothing of ours
+                        continue
                     if each is self._router:
                         call(*frames)
                     else:

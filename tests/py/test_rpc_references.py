@@ -79,3 +79,41 @@ def test_references_are_counted_to_nothing():
         del rounds
         freed()
     hvd.barrier()
+
+
+def own_box(n):
+    return hvd.rpc.remote(hvd.rank(), Box, n)
+
+
+@as_ranks(2)
+def test_a_pool_that_is_full_makes_values_of_its_own_rank():
+    hvd.shutdown()
+    hvd.init()
+    hvd.rpc.start(threads=2)
+    if hvd.rank() == 0:
+        made = [hvd.rpc.call_async(1, own_box, n) for n in range(50)]
+        assert [each.result(20).get().items for each in made] == [[n] for n in range(50)]
+        with pytest.raises(ZeroDivisionError):
+            hvd.rpc.call(1, hvd.rpc.call, 1, "operator:floordiv", 1, 0)
+        del made
+        freed()
+    hvd.barrier()
+
+
+@as_ranks(3)
+def test_a_callback_of_a_call_that_fails_may_send_references():
+    hvd.rpc.start()
+    if hvd.rank() == 0:
+        ref, heard = hvd.rpc.remote(1, Box, 1, 2), []
+        lost = hvd.rpc.call_async(1, time.sleep, 0.2)
+        waiting = calls.running()._waiting
+        lost.add_done_callback(lambda future: heard.append(hvd.rpc.call_async(2, items, ref)))
+        waiting.lose(1)  # as if it had left
+        until = time.monotonic() + 10
+        while not heard:
+            assert time.monotonic() < until
+            time.sleep(0.01)
+        assert heard[0].result(10) == (2, 1) and isinstance(lost.exception(), hvd.HvdPeerLostError)
+        del ref, heard, lost
+        freed()
+    hvd.barrier()
