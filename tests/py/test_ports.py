@@ -76,9 +76,9 @@ if hvd.rank() == 0:
     place = muster.Muster(secret, "127.0.0.1")
     made = [listener.listen(("127.0.0.1", 1), secret, 7, 0, 0)]
     us, them = calls.running(), serving._serving
-    of_rpc, of_ps = port_of(us._gate.address), port_of(them.addresses[0])
+    of_rpc, of_ps = port_of(us.sockets.gate.address), port_of(them.addresses[0])
     of_agents, of_links = place.address[1], made[0].known.ends[0].port
-    at_rpc = lambda at: at_gate(us._door._keys, us._gate.address)
+    at_rpc = lambda at: at_gate(us.sockets.door._keys, us.sockets.gate.address)
     at_ps = lambda at: at_gate(serving._curve.Keys(them._secret, "ps", zmq), them.addresses[0])
     threading.Thread(target=probes, daemon=True).start()
 step = 0
