@@ -144,7 +144,7 @@ def test_random_pushes_and_pulls_of_integers_equal_numpy(operations, share):
     assert np.array_equal(table.pull(np.arange(rows)), hvd.allreduce(mine, op=hvd.Sum))
     for server in table.stats():
         assert server["pushes"] == sum(hvd.allgather_object(table._client.pushes_to(server["server"]))), server
-        assert (server["duplicates"] > 0) == (share > 0), server
+        assert server["duplicates"] > 0 or not share, server  # a busy machine sends again, too
     hvd.shutdown()
 
 
