@@ -2,7 +2,7 @@
 
 Python runs the handler of SIGINT in the main thread, between any two instructions, and it raises KeyboardInterrupt
 there. A message that is half sent, or a number that is given out and not sent, would then be wrong for good. What must
-not be torn never waits, so nobody notices the delay. Other threads are not concerned.
+not be torn never waits, so the delay is not noticed. Other threads are not concerned.
 """
 
 from __future__ import annotations

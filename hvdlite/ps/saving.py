@@ -5,7 +5,7 @@ work at once (background.py). A row with two copies is written by the first of i
 servers to begin, asks how far they are, and writes the index last. For a load each server reads those parts that it
 holds now: how many servers there were does not matter. They lie beside the old rows until all servers have read.
 
-Rows that nobody has touched are not in the files: the index has the seed and the scale that make them, and a table that
+Rows that were not touched are not in the files: the index has the seed and the scale that make them, and a table that
 loads it goes on with these.
 """
 
