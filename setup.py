@@ -1,4 +1,4 @@
-"""The package: metadata, and the one extension that hvdlite/_build.py describes.
+"""The package: metadata, and the one extension that hvdlite/_core/ffi_build.py describes.
 
 `pip install .` needs gcc or clang, and nothing of torch, TensorFlow, MPI, NCCL or CUDA: those are found when a program
 starts. The wheel is abi3: built by any Python from 3.9 on, it serves all of them. `.ci/wheel` builds the portable one
@@ -24,7 +24,7 @@ FREE_THREADED = bool(sysconfig.get_config_var("Py_GIL_DISABLED"))
 KERNELS = Extension(
     "hvdlite.tensorflow._kernels",
     sources=sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "csrc/tensorflow").glob("*.c")),
-    depends=["csrc/hvdlite.h", "csrc/tensorflow/tensorflow.h", "csrc/tensorflow/flight.h"],
+    depends=["csrc/hvdlite.h", "csrc/tensorflow/tensorflow.h", "csrc/tensorflow/inflight.h"],
     extra_compile_args=["-std=gnu11", "-O2", "-fvisibility=hidden", "-pthread", "-UNDEBUG"],
     extra_link_args=["-pthread", "-Wl,--strip-all"],
     libraries=["dl"],
@@ -106,7 +106,7 @@ setup(
     package_dir={"hvdlite.launcher": "launcher"},
     package_data={"hvdlite": ["py.typed", "ERRORS.md"], "hvdlite.as_horovod.front": ["*.dist-info/METADATA"]},
     cmdclass={"build_ext": BuildExt},
-    cffi_modules=["hvdlite/_build.py:ffi"],
+    cffi_modules=["hvdlite/_core/ffi_build.py:ffi"],
     ext_modules=[KERNELS],
     options={} if FREE_THREADED else {"bdist_wheel": {"py_limited_api": "cp39"}},
     entry_points={

@@ -81,7 +81,7 @@ struct hvd_options {
     uint8_t secret[32]; /* proves that a local socket belongs to the job */
     int store_fd;       /* connected, authenticated connection to the store, or to this rank's agent, or -1: abort
                            records go out on it, "rank k is lost" frames come in; lent until hvd_shutdown returns */
-    const unsigned char *store_keys; /* HVD_KEY_PAIR_BYTES: frames there are signed (mac.h). NULL: they are not */
+    const unsigned char *store_keys; /* HVD_KEY_PAIR_BYTES: frames there are signed (blake2b.h). NULL: they are not */
     uint64_t *store_counters; /* signed frames so far: sent, received. Lent likewise; the core goes on counting */
     int32_t shared_memory;    /* 0: memfd where it can be had; 1: /dev/shm, whose size limits it */
     int64_t fusion_bytes;     /* agreed; bytes in one bucket at most, 0 = no fusion */
@@ -349,12 +349,12 @@ const char *hvd_trace_name(int what);
 const char *hvd_counter_name(int i); /* of counters since init */
 int64_t hvd_counter(int i);
 
-/* Training steps: who trains says when one is over, and counts are kept for each (engine/steps.h). step returns its
- * number, from 1; the first begins with init. found: it is a graph that says so, which does not count (0) once somebody
- * else has. optimizer_ns: of it, in the optimizer itself; 0: not known. data_waited: it was waited so long for the
- * data. arrived: this rank has submitted all that the step needs (the first call of a step counts). step_name: the i-th
- * number of a row; 0 past the end. step_row: the numbers of a step as it ended, counts since init; 1, or 0 if it is not
- * kept (any more). Of step 0: as they are now, the number being that of steps so far. */
+/* Training steps: who trains says when one is over, and counts are kept for each (engine/flight_recorder/step_costs.h).
+ * step returns its number, from 1; the first begins with init. found: it is a graph that says so, which does not count
+ * (0) once somebody else has. optimizer_ns: of it, in the optimizer itself; 0: not known. data_waited: it was waited so
+ * long for the data. arrived: this rank has submitted all that the step needs (the first call of a step counts).
+ * step_name: the i-th number of a row; 0 past the end. step_row: the numbers of a step as it ended, counts since init;
+ * 1, or 0 if it is not kept (any more). Of step 0: as they are now, the number being that of steps so far. */
 int64_t hvd_step(int found, int64_t optimizer_ns);
 void hvd_data_waited(int64_t ns);
 void hvd_arrived(void);

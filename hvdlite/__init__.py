@@ -27,7 +27,7 @@ def __getattr__(name: str) -> Any:
         return import_module(f"{__name__}.{name}")
     if private or (name != "data" and find_spec(f"{__name__}.{name}") is not None):
         raise AttributeError(f"module 'hvdlite' has no attribute {name!r}")
-    public = import_module("._public", __name__)
+    public = import_module("._api", __name__)
     source = public if name in public.__all__ else import_module(".numpy", __name__)
     if name not in source.__all__ and name != "__all__":
         raise AttributeError(f"module 'hvdlite' has no attribute {name!r}")

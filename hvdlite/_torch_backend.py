@@ -29,7 +29,7 @@ def register() -> None:
 
 def meet(url: str, *_: Any, **__: Any) -> Iterator[tuple[Any, int, int]]:
     """A store of torch's, kept by rank 0, of the ranks that hvd.init() finds; the rank and the size."""
-    yield import_module("hvdlite.torch.distributed.meeting").store_of_job()
+    yield import_module("hvdlite.torch.distributed.rendezvous").store_of_job()
 
 
 def create(*options: Any) -> Any:

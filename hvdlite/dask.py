@@ -8,7 +8,8 @@ hold the worker's event loop, and it would not be heard of any more. Where a pin
 another at a new address and waits for the old one for ever, so this looks which workers are there. Jobs lock their
 workers, in the order of addresses, so that two jobs in one cluster follow each other.
 
-The common part is driven.py; the store is kept in this process, which the workers have to reach. Extra: hvdlite[dask].
+The common part is executors/driver.py; the store is kept in this process, which the workers have to reach. Extra:
+hvdlite[dask].
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from . import driven
 from .errors import HvdRunError
+from .executors import driver
 
 _TURN_S = 0.2
 _RESTARTED_S = 15.0  # a nanny takes 1 to 5 s
@@ -36,7 +37,7 @@ def run(
     kwargs: Mapping[str, Any] | None = None,
     num_proc: int | None = None,
     workers: Sequence[str] | None = None,
-    start_timeout: float = driven.START_TIMEOUT_S,
+    start_timeout: float = driver.START_TIMEOUT_S,
     env: Mapping[str, str] | None = None,
 ) -> list[Any]:
     """Run a function on the ranks of a job in a Dask cluster and return the results.
@@ -71,12 +72,12 @@ def run(
         >>> hvdlite.dask.run(client, train, args=(config,))  # doctest: +SKIP
         [0.97, 0.97]
     """
-    distributed = driven.library("distributed", "dask")
+    distributed = driver.library("distributed", "dask")
     if not isinstance(client, distributed.Client) or client.asynchronous:
         raise TypeError(f"run() needs a synchronous client of distributed, not {client!r} [HVD244]")
-    call, given = driven.call_of(fn, args, kwargs), driven.variables(env)
+    call, given = driver.call_of(fn, args, kwargs), driver.variables(env)
     chosen = _chosen(client, num_proc, workers)
-    meeting = driven.Meeting(len(chosen), _address(distributed, chosen), start_timeout)
+    meeting = driver.Meeting(len(chosen), _address(distributed, chosen), start_timeout)
     futures: dict[Any, int] = {}
     with contextlib.ExitStack() as ends:
         ends.callback(meeting.close)
@@ -133,7 +134,7 @@ def _there(client: Any) -> list[str]:
 
 def _address(distributed: Any, places: Sequence[str]) -> str:
     """Of this host, towards the workers."""
-    from .launcher import address
+    from .launcher.hosts import address
 
     return address.towards([distributed.comm.get_address_host(place) for place in places])
 
@@ -151,16 +152,16 @@ def _may_have_children() -> Iterator[None]:
         own["daemon"] = before
 
 
-def _made(environ: Mapping[str, str | None], call: bytes) -> driven.Answer:
+def _made(environ: Mapping[str, str | None], call: bytes) -> driver.Answer:
     with _may_have_children():
-        return driven.made(environ, call)
+        return driver.made(environ, call)
 
 
 def _gathered(
-    distributed: Any, client: Any, chosen: Sequence[str], futures: Mapping[Any, int], meeting: driven.Meeting
-) -> driven.Gathered:
+    distributed: Any, client: Any, chosen: Sequence[str], futures: Mapping[Any, int], meeting: driver.Meeting
+) -> driver.Gathered:
     """Answers as they come, and workers that are gone."""
-    gathered, waiting = driven.Gathered(len(chosen)), dict(futures)
+    gathered, waiting = driver.Gathered(len(chosen)), dict(futures)
     while not gathered.over:
         began = time.monotonic()
         with contextlib.suppress(TimeoutError, distributed.TimeoutError):

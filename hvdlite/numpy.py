@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from . import _core, _public
-from ._public import *  # noqa: F403
-from .adapter import View
-from .memory import block, shape_of
+from . import _api, _core
+from ._api import *  # noqa: F403
+from ._core.memory import block, shape_of
 from .ops import Collectives
-from .ops.terms import Compressor, NoneCompressor
+from .ops.adapter import View
+from .ops.arguments import Compressor, NoneCompressor
 
 if TYPE_CHECKING:
     from . import data
@@ -222,7 +222,7 @@ def check_consistency(arrays: Any, process_set: Any = global_process_set) -> Non
         ...     print(error.ranks)
         (1,)
     """
-    from . import consistency
+    from .training import consistency
 
     given = [arrays] if isinstance(arrays, (np.ndarray, numbers.Number, np.generic)) else arrays
     remedy = "Start all ranks from one state with hvd.broadcast; change it on all alike."
@@ -265,7 +265,7 @@ send = _ops.send
 send_async = _ops.send_async
 
 __all__ = ["Compression", "check_consistency", "data", "empty"]
-__all__ += _public.__all__
+__all__ += _api.__all__
 __all__ += [
     "allgather",
     "allgather_async",

@@ -1,10 +1,9 @@
-"""`hvdlite-run [options] command ...`: what does the user want, and is it possible?
+"""`hvdlite-run [options] command ...`: read and check the command line, then start the job.
 
 Options are read up to the first word that is none; all from there on is the command, so its own flags need no quoting.
-Flags that mean an option of the library come from the table in hvdlite/config.py; those of Horovod that this version
-does not do yet are refused with the reason (flags.py), because a flag that is ignored is a lie. All mistakes are told
-before anything is started: exit code 2, or as a shell 127 for a command that is not there, 126 for one that is no
-program.
+Flags that mean an option of the library come from the table in hvdlite/config/__init__.py; those of Horovod that this
+version does not do yet are refused with the reason (command_line/flags.py), because a flag that is ignored is a lie.
+Mistakes end it before anything starts: exit code 2, or as a shell 127 for a missing command, 126 for no program.
 
 Imports are few and late: the launcher's start is part of every job's, so it loads neither NumPy nor the extension.
 """
@@ -20,13 +19,17 @@ from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
 from hvdlite import config
-from hvdlite._coded import coded
 from hvdlite.errors import HvdOptionError
+from hvdlite.errors.codes import coded
 
-from . import dashboard, flags, help, horovods, looks, mpi, places, plan, stdin
+from . import output_flags
+from .agent import process, stdin
+from .command_line import flags, help, horovodrun
+from .control import ending, plan
 from .elastic import flags as elastic_flags
-from .ending import Graces
-from .process import NOT_FOUND, NOT_RUNNABLE
+from .output import dashboard
+from .placement import host_flags
+from .starters import mpirun
 
 USAGE_ERROR = 2
 
@@ -68,10 +71,10 @@ def _parser() -> argparse.ArgumentParser:
     flags.add_control(add)
     flags.add_output(parser.add_argument_group("output of the ranks").add_argument)
     dashboard.add_flags(parser.add_argument_group("dashboard").add_argument)
-    places.add_flags(parser.add_argument_group("several hosts").add_argument)
+    host_flags.add_flags(parser.add_argument_group("several hosts").add_argument)
     elastic_flags.add_flags(parser.add_argument_group("elastic jobs").add_argument)
-    mpi.add_flags(parser.add_argument_group("MPI").add_argument)
-    horovods.add_flags(parser.add_argument_group("options of horovodrun").add_argument)
+    mpirun.add_flags(parser.add_argument_group("MPI").add_argument)
+    horovodrun.add_flags(parser.add_argument_group("options of horovodrun").add_argument)
     config.add_flags(parser.add_argument_group("options of the library"))
     flags.add_obsolete(parser)
     return parser
@@ -116,18 +119,22 @@ def _answered(argv: Sequence[str], asked: argparse.Namespace, command: list[str]
     return 0
 
 
+_WRONG_FLAGS = (HvdOptionError, horovodrun.HorovodsError, host_flags.PlaceError)
+_WRONG_FLAGS += (output_flags.LookError, stdin.ProgramError)
+
+
 def _run(argv: Sequence[str]) -> int:
     asked, command = _asked(argv)
     if (code := _answered(argv, asked, command)) is not None:
         return code
     environ = config.environ()
     try:
-        told, notes = horovods.translate(asked, environ)
+        told, notes = horovodrun.translate(asked, environ)
         options = {**told, **config.variables_of(vars(asked))}
-        forward = places.forwarded(asked, environ)
-        places.go_to(asked, environ, options, forward)
+        forward = host_flags.forwarded(asked, environ)
+        host_flags.go_to(asked, environ, options, forward)
         settings = config.read(_with_flags(environ, options))
-        look = looks.of(asked, environ)
+        look = output_flags.of(asked, environ)
         note = flags.note_of(asked.obsolete, notes)
         if note is not None:
             print(f"hvdlite-run: {note}", file=sys.stderr, flush=True)
@@ -140,12 +147,12 @@ def _run(argv: Sequence[str]) -> int:
         elif asked.mpi_args or asked.binding or asked.tcp:
             raise UsageError("--mpi-args, --binding-args and --tcp are for mpirun: they need --mpi [HVD703]")
         else:
-            where = places.of(asked, environ, options, settings.values["start_timeout"])
+            where = host_flags.of(asked, environ, options, settings.values["start_timeout"])
         elastic = elastic_flags.placed(elastic, where)
-        restarts = 0 if asked.restarts is None else places.number("--max-restarts", asked.restarts, 0, "restarts")
-    except (HvdOptionError, horovods.HorovodsError, places.PlaceError, looks.LookError, stdin.ProgramError) as error:
+        restarts = 0 if asked.restarts is None else host_flags.number("--max-restarts", asked.restarts, 0, "restarts")
+    except _WRONG_FLAGS as error:
         raise UsageError(coded("HVD704", str(error))) from None
-    wrong = looks.missing(asked, look, where.slots) if where.slots else None
+    wrong = output_flags.missing(asked, look, where.slots) if where.slots else None
     if wrong is not None:
         raise UsageError(coded("HVD703", wrong))
     environ.update(forward)
@@ -158,7 +165,7 @@ def _run(argv: Sequence[str]) -> int:
         slots=where.slots,
         environ=environ,
         options=options,
-        graces=Graces(*(settings.values[name] for name in ("failure_grace", "term_grace", "signal_grace"))),
+        graces=ending.Graces(*(settings.values[name] for name in ("failure_grace", "term_grace", "signal_grace"))),
         silence=settings.values["agent_timeout"],
         lingering=settings.stall_limits()[0],
         output_folder=asked.folder,
@@ -194,30 +201,30 @@ def _by_mpi(
     options: Mapping[str, str],
     forward: Mapping[str, str],
     timeout: float,
-) -> places.Places:
+) -> host_flags.Places:
     """--mpi. Raises UsageError."""
-    from . import under_mpi
+    from .placement import under_mpirun
 
     try:
-        return under_mpi.places(asked, environ, options, forward, timeout)
-    except under_mpi.UnderMpiError as error:
+        return under_mpirun.places(asked, environ, options, forward, timeout)
+    except under_mpirun.UnderMpiError as error:
         raise UsageError(coded("HVD716", str(error)), error.code) from None
 
 
 def _start(
     asked_for: plan.Plan,
-    where: places.Places,
+    where: host_flags.Places,
     forward: Mapping[str, str],
     asked: argparse.Namespace,
     traces: str | None,
 ) -> int:
     """Runs the job, or tells what it would be. traces: the folder of --trace-dir. Raises UsageError."""
     if asked.dry:
-        from . import dry
+        from .placement import dry_run
 
-        print(dry.text(asked_for, where.way, forward))
+        print(dry_run.text(asked_for, where.way, forward))
         return 0
-    from . import attempts
+    from . import restart_loop
 
     if asked_for.output_folder is not None:
         _check_folder(asked_for.output_folder)
@@ -225,7 +232,7 @@ def _start(
         with dashboard.shown(asked, traces, asked_for.options) as (address, options):
             if address is not None:
                 print(f"hvdlite-run: dashboard: {address}", file=sys.stderr, flush=True)
-            return attempts.run(asked_for._replace(options=options))
+            return restart_loop.run(asked_for._replace(options=options))
     except dashboard.DashboardError as error:
         raise UsageError(coded("HVD718", str(error))) from None
 
@@ -237,10 +244,10 @@ def _asked(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
         own, command = flags.split(parser, argv)
     except flags.FlagError as error:
         raise UsageError(coded("HVD701", str(error))) from None
-    own = mpi.joined(own)
+    own = mpirun.joined(own)
     asked = parser.parse_args(own)
     if asked.file is not None:
-        from . import config_file
+        from .command_line import config_file
 
         known = {flag for action in parser._actions for flag in action.option_strings}
         try:
@@ -258,13 +265,13 @@ def _room(asked: argparse.Namespace, size: int) -> tuple[int, int] | None:
     """Of the terminal of --pty."""
     if not asked.pty:
         return None
-    from . import terminal
+    from .agent import terminal
 
     return terminal.room(0 if size == 1 else len("[0]<stdout>:"))
 
 
 def _told(text: str) -> str:
-    from hvdlite import catalogue
+    from hvdlite.errors import catalogue
 
     try:
         return "\n".join(map(catalogue.explained, catalogue.meant(text)))
@@ -274,7 +281,9 @@ def _told(text: str) -> str:
 
 def _examine(argv: Sequence[str], command: Sequence[str]) -> int:
     """`doctor`, before or after its flags, and --check-build."""
-    from . import batch, check_build, doctor, hosts
+    from .diagnostics import doctor
+    from .hosts import hosts, scheduler
+    from .probe import check_build
 
     asked, rest = _asked([*argv[: len(argv) - len(command)], *command[1:]])
     if rest:
@@ -282,13 +291,13 @@ def _examine(argv: Sequence[str], command: Sequence[str]) -> int:
     environ = config.environ()
     listed = asked.hosts is not None or asked.hostfile is not None
     try:
-        if not listed and (asked.check or batch.allocation(environ, hosts.read) is None):
+        if not listed and (asked.check or scheduler.allocation(environ, hosts.read) is None):
             if asked.check:
                 return check_build.show()
             asked.np = asked.np or "1"
         timeout = config.read(_with_flags(environ, config.variables_of(vars(asked)))).values["start_timeout"]
-        where = places.of(asked, environ, {}, timeout)
-    except (HvdOptionError, places.PlaceError, ValueError) as error:
+        where = host_flags.of(asked, environ, {}, timeout)
+    except (HvdOptionError, host_flags.PlaceError, ValueError) as error:
         raise UsageError(coded("HVD704", str(error))) from None
     if where.join is not None or not where.slots:
         raise UsageError(
@@ -331,13 +340,13 @@ def _check_command(command: str, environ: Mapping[str, str]) -> None:
             return
     found = command if os.sep in command or os.path.exists(command) else None
     if found is None or not os.path.exists(found):
-        raise UsageError(f"{command}: command not found [HVD705]", NOT_FOUND)
+        raise UsageError(f"{command}: command not found [HVD705]", process.NOT_FOUND)
     if os.path.isdir(found):
-        raise UsageError(f"{command}: is a directory [HVD705]", NOT_RUNNABLE)
+        raise UsageError(f"{command}: is a directory [HVD705]", process.NOT_RUNNABLE)
     hint = f"; did you mean: python {command}" if command.endswith(".py") else ""
     if os.sep not in command and os.access(found, os.X_OK):
-        raise UsageError(f"{command}: command not found; did you mean ./{command} [HVD705]", NOT_FOUND)
-    raise UsageError(f"{command}: permission denied (it is not executable){hint} [HVD705]", NOT_RUNNABLE)
+        raise UsageError(f"{command}: command not found; did you mean ./{command} [HVD705]", process.NOT_FOUND)
+    raise UsageError(f"{command}: permission denied (it is not executable){hint} [HVD705]", process.NOT_RUNNABLE)
 
 
 def _check_folder(folder: str) -> None:

@@ -2,8 +2,9 @@
 
 The loop below has four sources of news and no other place to sleep: each host's agent (its control stream: ranks
 started, ended; its output stream), the sessions that brought agents to other hosts, the store (abort records), and
-signals. Decisions are taken elsewhere and purely: ending.py says who is to blame and what to send when, lines.py what
-the output looks like. How agents come to other hosts is not known here: plan.gather does it, and returns Branches.
+signals. Decisions are taken elsewhere and purely: control/ending.py says who is to blame and what to send when,
+output/lines.py what the output looks like. How agents come to other hosts is not known here: plan.gather does it, and
+returns Branches.
 
 Order matters in three places. The agent of this host is forked before any thread exists and before the store is bound,
 so that it holds nothing of ours. The store hears of a rank's end after it has read that rank's last words. And the last
@@ -24,19 +25,22 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from . import agent, environment, hosts, looks, process, starting
-from .branch import Branch
-from .elastic.policy import ElasticRanks
-from .ending import KILL, LOST, Ending, Send, how
-from .fixed import FixedRanks
-from .lingering import Lingering
-from .logs import Console
-from .orders import Orders, shown
-from .plan import Gathered, Plan
-from .pulse import Pulse
-from .sessions import Sessions
-from .signals import ENDING, PASSED_ON, Signals
-from .stdin import INPUT, Feed
+from . import output_flags
+from .agent import agent, process, rank_environment
+from .agent.stdin import INPUT, Feed
+from .control.agent_link import Branch
+from .control.ending import KILL, LOST, Ending, Send
+from .control.heartbeat import Pulse
+from .control.lingering_ranks import Lingering
+from .control.plan import Gathered, Plan
+from .control.signals import ENDING, PASSED_ON, Signals
+from .control.start_orders import Orders, shown
+from .control.static_driver import FixedRanks
+from .elastic.driver import ElasticRanks
+from .hosts import hosts
+from .output.console import Console
+from .starters import starter
+from .starters.starter_sessions import Sessions
 
 OUTPUT_S = 2.0  # after a signal has ended the job, for output that is slow to be read
 
@@ -52,7 +56,7 @@ class Job:
         self.began = time.monotonic()
         names = [slot.host for slot in far.slots] if far.branches else ()
         self.ending = Ending(self._size, plan.graces, names)
-        look = looks.placed(plan.look, far.slots)
+        look = output_flags.placed(plan.look, far.slots)
         places = [slot.host for slot in far.slots] + hosts.of_servers(far.slots, plan.servers)
         self.console = Console(self._size, look, signals.ring, places, len(places) - self._size)
         self._selector = selectors.DefaultSelector()
@@ -76,7 +80,7 @@ class Job:
         self.store = self.policy.open_store(self.number)
         self.ending.left = self.store.left
         self.console.start()
-        self._order_start(environment.Meeting(*self.store.address, self.far.secret, self.number))
+        self._order_start(rank_environment.Meeting(*self.store.address, self.far.secret, self.number))
         self.watch(self.store, lambda: None)  # served every round: deadlines
         self.watch(self.signals, lambda: self.signalled(self.signals.read()))
         for each in self.branches:
@@ -95,11 +99,11 @@ class Job:
         """It is closed next."""
         self._selector.unregister(source)
 
-    def _order_start(self, meeting: environment.Meeting) -> None:
+    def _order_start(self, meeting: rank_environment.Meeting) -> None:
         plan, own = self.plan, self.own
         first = next(each for each in self.branches if 0 in each.ranks)
-        if environment.sets_threads(plan.environ, self.far.slots) and not plan.attempt:
-            self.console.say(environment.THREADS_NOTE.format(self._size))
+        if rank_environment.sets_threads(plan.environ, self.far.slots) and not plan.attempt:
+            self.console.say(rank_environment.THREADS_NOTE.format(self._size))
         by = f", agent {own.pid}" if own is not None else ""
         self.tell(f"store on {meeting.address}:{meeting.port}, job {meeting.job:016x}{by}")
         self.tell(f"command: {' '.join(plan.command)}")
@@ -222,7 +226,7 @@ class Job:
         if said is None:
             each.output.close()
 
-    def admit(self, each: Branch, sessions: Sequence[starting.Running]) -> None:
+    def admit(self, each: Branch, sessions: Sequence[starter.Running]) -> None:
         """The agent of one more host takes part from now on."""
         for session in sessions:
             self.sessions.admit(session)
@@ -285,7 +289,7 @@ class Job:
             return
         lost = each.ranks & self.ending.living
         if each.pid is not None:
-            end = f"{how(process.exit_code(status))} [HVD403]"
+            end = f"{process.exit_text(process.exit_code(status))} [HVD403]"
             if not self._given_up:
                 self.fail(f"the agent (pid {each.pid}) of the ranks ended too early: {end}", 1)
             process.sweep(self._strangers | self.sessions.pids())

@@ -1,9 +1,9 @@
 """Which file of csrc/ calls which, seen from the symbols of its object files; and what that graph must not have.
 
 A file that needs a symbol calls the file that defines it. Calls through a table of function pointers are no calls of
-the file that has the table: csrc/plane/table.c and csrc/algo/table.c name their plug-ins, which use functions of these
-files, so data symbols would make a circle of every plug-in folder. There only functions count. In the engine, which has
-no such table, data counts as well.
+the file that has the table: csrc/plane/registry.c and csrc/algo/registry.c name their plug-ins, which use functions of
+these files, so data symbols would make a circle of every plug-in folder. There only functions count. In the engine,
+which has no such table, data counts as well.
 """
 
 import re

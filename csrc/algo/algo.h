@@ -3,7 +3,7 @@
  * An algorithm is a function from a step number to one exchange: at most one send and one receive. It knows no bytes,
  * no sockets and no time; the one loop that does I/O is the interpreter of plane p2p. That is why every algorithm can
  * be proved for every world size before a byte is sent (tests/c/test_algo.c), and why its cost needs no table: it
- * follows from its own steps (table.c).
+ * follows from its own steps (registry.c).
  *
  * Steps are aligned: what a rank sends in step i its partner receives in step i, in the same range of the buffer. Each
  * rank has the same number of steps; in some it may have nothing to do. A rank may run ahead as far as its data go.
@@ -23,7 +23,7 @@
 #ifndef HVD_ALGO_H
 #define HVD_ALGO_H
 
-#include "../ground/ground.h"
+#include "../base/base.h"
 
 struct hvd_shape {
     int kind; /* HVD_ALLREDUCE, HVD_ALLGATHER, HVD_BROADCAST, HVD_REDUCE, HVD_REDUCESCATTER, HVD_ALLTOALL */

@@ -8,7 +8,8 @@
  * combines all n S bytes, and keeps (n-1) S: so it is for small buffers only (`most`). Between two ranks it moves no
  * more than any other algorithm.
  *
- * A rank needs nobody's word to send: plane p2p may do so before all have agreed on what comes next (p2p/early.c).
+ * A rank needs nobody's word to send: plane p2p may do so before all have agreed on what comes next
+ * (plane/p2p/eager_send.c).
  */
 #include "algo.h"
 

@@ -8,7 +8,7 @@
 #ifndef HVD_CUDA_H
 #define HVD_CUDA_H
 
-#include "../ground/ground.h"
+#include "../base/base.h"
 
 #define HVD_CUDA_NOT_READY 600 /* cuEventQuery: the work before it is under way */
 

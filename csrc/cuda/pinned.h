@@ -1,6 +1,6 @@
 /* pinned.h - memory of the CPU's that devices copy to and from by themselves, as large as was needed so far.
  *
- * For whoever carries tensors down from a device and up again: engine/device/stage.c. One owner, with the
+ * For whoever carries tensors down from a device and up again: engine/device/host_staging.c. One owner, with the
  * device current; only the count may be asked by any thread.
  */
 #ifndef HVD_CUDA_PINNED_H

@@ -13,13 +13,13 @@
  * Leaving is not dying: `left` in a seat says that a rank took its leave, and its process may end. Work that
  * was agreed before the leave still completes, because the leaver stays until its own part of it is done (if others
  * keep it from that for too long, it aborts instead), and until all that it has sent is with the others' machines
- * (wire.c); so an end of a stream after a leave is no death, unless agreed work still needs that stream. What is
- * pending beyond that can never be agreed and fails, naming the leaver. A rank leaves each set that it is in, by that
- * set's own votes, so that no other set's rounds are disturbed: sets without the leaver go on.
+ * (stream_watch.c); so an end of a stream after a leave is no death, unless agreed work still needs that stream. What
+ * is pending beyond that can never be agreed and fails, naming the leaver. A rank leaves each set that it is in, by
+ * that set's own votes, so that no other set's rounds are disturbed: sets without the leaver go on.
  */
 #include "engine.h"
 
-#include "report.h"
+#include "engine/state/store_frames.h"
 
 #include <stdio.h>
 #include <string.h>

@@ -1,10 +1,10 @@
 /* engine.c - what framework threads ask of an engine: submit, wait, result, forget.
  *
- * A submission is a slot and a push; it wakes the engine thread, or not, as it asks (handle.h, soon.c). A waiter does
- * the engine's work itself where nobody else does (turn.c), and else sleeps on its handle. In a world of one rank there
- * is no engine thread: who submits does the work at once.
+ * A submission is a slot and a push; it wakes the engine thread, or not, as it asks (handle.h, deferred_wake.c). A
+ * waiter does the engine's work itself where nobody else does (turn.c), and else sleeps on its handle. In a world of
+ * one rank there is no engine thread: who submits does the work at once.
  *
- * Local mistakes in a request are found in check.c, before anyone else hears of them.
+ * Local mistakes in a request are found in validate.c, before anyone else hears of them.
  */
 #include "engine.h"
 

@@ -5,38 +5,36 @@
  * while the engine thread has nothing to do. Only its holder may touch what the turn owns. Exactly two things
  * cross: the submission queue and the handle word (handle.h); abort and leave are single words.
  *
- *   turn.c    the token, one turn; wake.c: who sleeps and who wakes whom; thread.c: the engine thread
- *   set.h     one process set: what it agrees on and what it moves (set.c, space.c, agree.c, submit.c; start.c, work.c)
- *   guess.c   a small work told to the plane before it is agreed on
- *   wires.c   streams to ranks that share no memory with this one; wire.c: how the engine thread sleeps on them
- *   silence.c who does not answer
- *   stall.c   what waits for too long, and for whom (account.c, finding.c, desk.c, missing.c); watch.c: on a device
- *   abort.c   death and abort, what ends a job (failure.c: how that is told); leave.c: how a rank leaves
- *   flight.c  what happened, in a ring; record.c: and in a file
- *   soon.c    submissions that wake nobody now, and are sent within a millisecond
- *   order.c   works on devices begin in one order on all ranks, whichever set they are of
- *   device.c  ranks that have tensors on devices greet each other; stage.c: such tensors by way of the CPU
- *   check.c   local mistakes in a request
- *   steps.h   what training steps cost
- *   open.c    begin and end
- *   engine.c  submit, wait
+ *   turn.c            the token; state/wake.c: who sleeps and who wakes whom; lifecycle/thread.c: the engine thread
+ *   process_set.h     one process set: what it agrees on and what it moves
+ *   shm_votes.c       votes inside a host; host_votes/: between hosts, and small tensors that travel with them
+ *   drain.c           requests go to the coordinators; execution/: agreed work goes to planes
+ *   stream_watch.c    how the engine thread sleeps on streams (state/streams.c)
+ *   stall/            what waits for too long, and for whom; who does not answer. lifecycle/stall_clock.c: when
+ *   abort.c           death and abort; state/failure.c: how that is told; lifecycle/shutdown.c: how a rank leaves
+ *   flight_recorder/  what happened, in a ring and in a file; what training steps cost
+ *   deferred_wake.c   submissions that wake nobody now, and are sent within a millisecond
+ *   device/           works on devices: their order, and their way through host memory
+ *   validate.c        local mistakes in a request
+ *   lifecycle/open.c  begin and end
+ *   engine.c          submit, wait
  */
 #ifndef HVD_ENGINE_H
 #define HVD_ENGINE_H
 
 #include "../trace/names.h"
 #include "../trace/trace.h"
-#include "handle.h"
-#include "host.h"
-#include "set.h"
-#include "stall.h"
-#include "steps.h"
-#include "wire.h"
+#include "engine/state/handle.h"
+#include "engine/host/host.h"
+#include "process_set.h"
+#include "engine/stall/stall.h"
+#include "engine/flight_recorder/step_costs.h"
+#include "engine/state/streams.h"
 
 #include <pthread.h>
 
 /* X(name): counted since init. What crossed links is added when a bucket is done or a round decided. exposed_ns: that
- * threads have waited for collectives, all together; negotiation_ns: see steps.c; data_ns, optimizer_ns:
+ * threads have waited for collectives, all together; negotiation_ns: see step_costs.c; data_ns, optimizer_ns:
  * as whoever trains has measured. */
 #define HVD_COUNTERS(X)       \
     X(submits)                \
@@ -57,7 +55,7 @@
     X(data_ns)                \
     X(optimizer_ns)
 
-/* X(name): what memory of ours is for, see measure.c. */
+/* X(name): what memory of ours is for, see memory_use.c. */
 #define HVD_USAGES(X) \
     X(lanes)          \
     X(arena)          \
@@ -117,7 +115,7 @@ struct hvd_flight {
     _Atomic uint64_t unnamed[HVD_SETS_MAX]; /* life of the set << 32 | requests without a name so far */
 };
 
-/* soon.c: the alarm clock of submissions that wake nobody. */
+/* deferred_wake.c: the alarm clock of submissions that wake nobody. */
 struct hvd_soon {
     int timer; /* in the engine thread's epoll; -1 without one */
     pthread_mutex_t lock;
@@ -141,7 +139,7 @@ struct hvd_engine {
     const struct hvd_plane *wanted; /* the plane that was asked for; NULL: the best */
     const char *algo;
     struct hvd_cost link_cost;  /* of a message between hosts, agreed; both 0: not known */
-    _Atomic uint8_t *wire_byte; /* by descriptor, see wire.c; NULL: no streams */
+    _Atomic uint8_t *wire_byte; /* by descriptor, see stream_watch.c; NULL: no streams */
     bool in_process, alone;     /* alone: world of 1, no thread, no host segment */
     bool spins;                 /* ranks fit the CPUs: a waiter may spin */
     uint64_t spin_ns;
@@ -176,13 +174,14 @@ struct hvd_engine {
     _Atomic uint32_t turn;         /* 0 free, 1 held */
     _Atomic uint32_t asleep_alone; /* stands in for the seat's word in a world of 1 */
     _Atomic uint32_t dozing;       /* not 0: the engine thread is to look by itself every millisecond, see turn.c */
-    _Atomic bool bell_masked;      /* the engine thread does not hear its bell, see wire.c; written under bell_lock */
-    _Atomic uint32_t listening;    /* 1: the holder of the turn sleeps, and its bell wakes it; see wire.c */
-    _Atomic bool tick_due;         /* the engine thread needs the turn for silence.c, and found it taken */
-    _Atomic uint32_t waiters;      /* threads inside hvd_engine_wait */
-    _Atomic uint32_t takers;       /* of these, that are about to take the turn from the engine thread */
-    _Atomic uint32_t stop;         /* the engine thread shall end */
-    _Atomic uint32_t stopped;      /* the turn is never given back */
+    _Atomic bool
+        bell_masked; /* the engine thread does not hear its bell, see stream_watch.c; written under bell_lock */
+    _Atomic uint32_t listening; /* 1: the holder of the turn sleeps, and its bell wakes it; see stream_watch.c */
+    _Atomic bool tick_due;      /* the engine thread needs the turn for silence.c, and found it taken */
+    _Atomic uint32_t waiters;   /* threads inside hvd_engine_wait */
+    _Atomic uint32_t takers;    /* of these, that are about to take the turn from the engine thread */
+    _Atomic uint32_t stop;      /* the engine thread shall end */
+    _Atomic uint32_t stopped;   /* the turn is never given back */
     _Atomic uint32_t leave_wanted;
     _Atomic uint32_t left;        /* 1 + rank that has left the global set, agreed; own leave included */
     _Atomic uint32_t leaver;      /* 1 + rank that was the first to leave any set, agreed; not this one */
@@ -192,9 +191,9 @@ struct hvd_engine {
     struct hvd_error failure;
     _Atomic uint32_t noticed; /* 1: `notice` is written and will not change; 2: and somebody has read it */
     char notice[1024];
-    _Atomic uint32_t guarded, guard_word; /* guard.c: tensors told of; whether guard_text is to be read */
+    _Atomic uint32_t guarded, guard_word; /* nan_guard.c: tensors told of; whether guard_text is to be read */
     char guard_text[HVD_TEXT_MAX];
-    pthread_mutex_t opening_lock, records_lock; /* never the turn's, see set.c */
+    pthread_mutex_t opening_lock, records_lock; /* never the turn's, see process_set.c */
     pthread_mutex_t bell_lock;                  /* held for one epoll_ctl */
     struct hvd_set_record record[HVD_SETS_MAX];
     uint32_t lives; /* under opening_lock: the greatest life that a set has had here */
@@ -288,14 +287,14 @@ static inline bool hvd_engine_busy(const struct hvd_engine *engine)
     return false;
 }
 
-/* engine.c: a checked request goes to the turn; its handle. check.c: what is wrong with it. */
+/* engine.c: a checked request goes to the turn; its handle. validate.c: what is wrong with it. */
 int64_t hvd_engine_push(struct hvd_engine *engine, const struct hvd_request *request,
                         const struct hvd_membership *membership, struct hvd_error *error);
 int hvd_request_check(const struct hvd_membership *membership, const struct hvd_request *request,
                       struct hvd_error *error);
 
-/* engine.c: hvd_engine_push, after the guard's look at the tensor. guard.c: what that finds, as hvd_request.not_finite
- * has it; tell: by the turn, the guard warns of what is agreed. */
+/* engine.c: hvd_engine_push, after the guard's look at the tensor. nan_guard.c: what that finds, as
+ * hvd_request.not_finite has it; tell: by the turn, the guard warns of what is agreed. */
 int64_t hvd_guard_push(struct hvd_engine *engine, const struct hvd_request *request,
                        const struct hvd_membership *membership, struct hvd_error *error);
 uint64_t hvd_guard_look(int mode, const struct hvd_request *request);
@@ -322,13 +321,13 @@ void hvd_flight_end(struct hvd_engine *engine, uint32_t index, int code, const c
 void hvd_flight_keep(struct hvd_engine *engine);
 void hvd_flight_ask(struct hvd_engine *engine, uint32_t why);
 void hvd_flight_due(struct hvd_engine *engine);
-/* record.c: the record itself, in JSON. waiting: a text to be freed. */
+/* dump.c: the record itself, in JSON. waiting: a text to be freed. */
 char *hvd_record_waiting(struct hvd_engine *engine);
-/* follow.c: see hvd_timeline_follow. */
+/* timeline.c: see hvd_timeline_follow. */
 int hvd_engine_follow(struct hvd_engine *engine, struct hvd_follower *follower, struct hvd_spans *spans);
 int hvd_record_write(struct hvd_engine *engine, const char *folder, bool guarded, uint32_t why, char *path,
                      size_t path_bytes, struct hvd_error *error);
-/* keep.c: `name` in an open folder is about to be written: what another life has left there gets another name. */
+/* rotation.c: `name` in an open folder is about to be written: what another life has left there gets another name. */
 void hvd_keep_in(int in, const char *name, uint64_t job, uint64_t epoch);
 int hvd_engine_keep(struct hvd_engine *engine, const char *path, uint64_t *job, uint64_t *epoch); /* as hvd_keep */
 
@@ -352,8 +351,8 @@ enum { HVD_DOZE_ASKED = 1, HVD_DOZE_HEARD };
 int hvd_turn_thread_start(struct hvd_engine *engine, struct hvd_error *error);
 void hvd_turn_thread_stop(struct hvd_engine *engine);
 
-/* soon.c. arm: something was pushed that nobody was woken for. disarm: by a holder of the turn, before it looks at the
- * queue. rang: by the engine thread. */
+/* deferred_wake.c. arm: something was pushed that nobody was woken for. disarm: by a holder of the turn, before it
+ * looks at the queue. rang: by the engine thread. */
 bool hvd_soon_open(struct hvd_soon *soon);
 void hvd_soon_close(struct hvd_soon *soon);
 void hvd_soon_arm(struct hvd_soon *soon);
@@ -367,8 +366,8 @@ void hvd_soon_nap(struct hvd_engine *engine);
 void hvd_soon_disarm(struct hvd_soon *soon);
 void hvd_soon_rang(struct hvd_soon *soon);
 
-/* cost.c: at open, by all ranks of the job together: what a message between hosts costs, into engine->link_cost; told
- * or measured. probe: its part between leaders, in a ring; both links may be the same. */
+/* network_cost.c: at open, by all ranks of the job together: what a message between hosts costs, into
+ * engine->link_cost; told or measured. probe: its part between leaders, in a ring; both links may be the same. */
 int hvd_cost_agree(struct hvd_engine *engine, const struct hvd_options *options, struct hvd_error *error);
 int hvd_cost_probe(struct hvd_link *next, struct hvd_link *before, uint64_t deadline_ns, struct hvd_cost *cost,
                    struct hvd_error *error);

@@ -24,19 +24,21 @@
  * when a waiter leaves twice within some milliseconds, the engine thread is told to doze: it looks by itself every
  * millisecond, nobody rings, and when ten of them went by without a waiter it falls asleep properly. Until it has
  * heard so, nobody relies on it. It is not told by the bell, which a listener may take from it before it wakes
- * (wire.c): then epoll forgets the ring, as it would what only the engine thread serves. A round that this rank has
- * entered without having anything in it needs nobody: its vote lies on its board.
+ * (stream_watch.c): then epoll forgets the ring, as it would what only the engine thread serves. A round that this rank
+ * has entered without having anything in it needs nobody: its vote lies on its board.
  *
  * SILENT PLANES. MPI wakes nobody. While a work of such a plane is under way, whoever leaves the turn sets the alarm
- * clock of soon.c, and the engine thread looks again: after 30 us, and up to a millisecond later each time that nothing
- * has moved. MPI even moves nothing unless it is called (`polled`), so a waiter calls it, yielding, for as long as such
- * a work is under way: all ranks have agreed on it, so all are at it. It gives way to the clock of silence.c only.
+ * clock of deferred_wake.c, and the engine thread looks again: after 30 us, and up to a millisecond later each time
+ * that nothing has moved. MPI even moves nothing unless it is called (`polled`), so a waiter calls it, yielding, for as
+ * long as such a work is under way: all ranks have agreed on it, so all are at it. It gives way to the clock of
+ * silence.c only.
  *
  * A waiter spins only while ranks fit the usable CPUs, and no longer than spin_ns without progress. Ranks may fit, and
  * two of them be on one CPU all the same, since somebody else has the other: each writes down where it runs, and who
  * sees that after some pauses yields (4 KB on such a CPU: 130 us without that look). The engine thread spins only while
  * somebody waits. Where ranks do not fit, or there are streams, a waiter looks for a moment and then sleeps on its bell
- * and the streams with the turn in hand (wire.c). Only where a plane is silent it pauses five times and yields instead.
+ * and the streams with the turn in hand (stream_watch.c). Only where a plane is silent it pauses five times and yields
+ * instead.
  */
 #define _GNU_SOURCE
 #include "engine.h"

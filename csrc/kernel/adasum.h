@@ -1,7 +1,7 @@
 /* adasum.h - the arithmetic of Adasum: dots, coefficients, and 16-bit floats in float32 and back. HOT.
  *
- * Called by engine/works/adasum.c; nothing here blocks, allocates or keeps a pointer. A *Gram matrix* of n arrays holds
- * their dots, n * (n + 1) / 2 of them: the lower triangle, row after row.
+ * Called by engine/execution/adasum.c; nothing here blocks, allocates or keeps a pointer. A *Gram matrix* of n arrays
+ * holds their dots, n * (n + 1) / 2 of them: the lower triangle, row after row.
  */
 #ifndef HVD_KERNEL_ADASUM_H
 #define HVD_KERNEL_ADASUM_H

@@ -1,7 +1,7 @@
 /* avx2.c - the loops for x86-64 processors since about 2013: 32-byte vectors.
  *
  * FMA stays off in the target: a fused multiply-add rounds once instead of twice and would give other bits
- * than the other variants. Nothing here runs before choose.c has asked the processor.
+ * than the other variants. Nothing here runs before cpu_dispatch.c has asked the processor.
  */
 #include "loops.h"
 

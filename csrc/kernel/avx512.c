@@ -1,7 +1,7 @@
 /* avx512.c - the loops for x86-64 processors with AVX-512 (F, BW, DQ, VL): 64-byte vectors.
  *
  * FMA is part of AVX-512 F; -ffp-contract=off, with which everything is built, keeps it out of the sums.
- * Nothing here runs before choose.c has asked the processor.
+ * Nothing here runs before cpu_dispatch.c has asked the processor.
  */
 #include "loops.h"
 

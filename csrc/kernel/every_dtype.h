@@ -16,7 +16,7 @@
 #define SETTLED64(x, by) hvd_double_settled((x) * (by))
 #define TRUTH(x)         ((x) != 0)
 
-#include "halves.h"
+#include "float16.h"
 #include "wide.h"
 
 #include "dots.h"

@@ -23,7 +23,7 @@
 #ifndef HVD_KERNEL_H
 #define HVD_KERNEL_H
 
-#include "../ground/ground.h"
+#include "../base/base.h"
 
 /* X(number, NAME, bytes): numbers are wire format, never reused. */
 #define HVD_DTYPES(X)       \

@@ -1,7 +1,7 @@
 /* loops.h - what one SIMD variant offers: a table of reduce loops by dtype and op.
  *
  * Private to kernel/. Each variant is one small source that includes every_dtype.h under its own target;
- * choose.c chooses among the tables.
+ * cpu_dispatch.c chooses among the tables.
  */
 #ifndef HVD_KERNEL_LOOPS_H
 #define HVD_KERNEL_LOOPS_H
@@ -50,7 +50,7 @@ static inline bool hvd_is_scaled(const struct hvd_scale *scale)
     return scale->divide != 1 || scale->factor != 1.0 || scale->first != 1.0;
 }
 
-/* choose.c: the table for this processor. */
+/* cpu_dispatch.c: the table for this processor. */
 const struct hvd_loops *hvd_loops_chosen(void);
 
 extern const struct hvd_loops hvd_loops_portable; /* SSE2 on x86-64, NEON on aarch64 */

@@ -6,9 +6,9 @@
  * accumulator's type. A block of every source is read before that block of dst is written, and a pass over two
  * reads i before it writes i: therefore dst may be one of the sources.
  *
- * Two arrays into two places: line by line, and each line of the places was asked for before (places.c). A line is made
- * in an array that nothing can alias, which a compiler keeps in registers. Where conversions take most of the time
- * (CONVERTED), it is a pass over two and a copy, block by block: the code of a conversion is large.
+ * Two arrays into two places: line by line, and each line of the places was asked for before (multi_output.c). A line
+ * is made in an array that nothing can alias, which a compiler keeps in registers. Where conversions take most of the
+ * time (CONVERTED), it is a pass over two and a copy, block by block: the code of a conversion is large.
  *
  * Plain loops over plain C: the compiler makes the vectors (-O3), for whichever target the variant names. `op`
  * is a constant wherever combine() is inlined.

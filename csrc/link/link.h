@@ -8,7 +8,7 @@
 #ifndef HVD_LINK_H
 #define HVD_LINK_H
 
-#include "../ground/ground.h"
+#include "../base/base.h"
 
 struct hvd_link_counts {
     uint64_t bytes_out, bytes_in;

@@ -6,7 +6,7 @@
  * side to call MPI, and that calls once in a millisecond). What is sent is copied: MPI has the bytes until it says so.
  *
  * MPI has no descriptor to sleep on and moves nothing unless it is called: `fd` is -1, and whoever uses the link asks
- * again and again (soon.c). It has no end of a stream either: the end is a piece of its own, and who gets one
+ * again and again (deferred_wake.c). It has no end of a stream either: the end is a piece of its own, and who gets one
  * answers with his. So when both have gone nothing is left under way, which a communicator that is made next might take
  * for its own. A peer that dies says nothing: MPI's own errors, if it has any, or the silence of the peer tell of it.
  *

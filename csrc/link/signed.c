@@ -4,7 +4,7 @@
  *
  *     u32 length, big-endian | 4 bytes of its tag | so many bytes | tag of all before it
  *
- * Tags are keyed BLAKE2b over the number of the record in its direction and what they are for (ground/mac.h), so a
+ * Tags are keyed BLAKE2b over the number of the record in its direction and what they are for (base/blake2b.h), so a
  * record that was changed, made up, repeated, left out, moved or sent back does not carry them, and nothing that comes
  * is believed any more. Bytes are given out when the tag of their record has held. The length has one of its own: one
  * that was made longer would be waited for, in silence. Who holds bytes back is not told from a peer that is slow, and
@@ -23,7 +23,7 @@
  */
 #include "link.h"
 
-#include "../ground/mac.h"
+#include "../base/blake2b.h"
 
 #include <inttypes.h>
 #include <stdlib.h>

@@ -9,7 +9,7 @@
 #ifndef HVD_MPI_H
 #define HVD_MPI_H
 
-#include "../ground/ground.h"
+#include "../base/base.h"
 
 /* X(NAME, symbol of Open MPI, value in MPICH's ABI, value in the standard ABI) */
 #define HVD_MPI_CONSTANTS(X)                                      \

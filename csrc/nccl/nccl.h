@@ -7,7 +7,7 @@
 #ifndef HVD_NCCL_H
 #define HVD_NCCL_H
 
-#include "../ground/ground.h"
+#include "../base/base.h"
 
 enum hvd_nccl_result { HVD_NCCL_SUCCESS = 0, HVD_NCCL_IN_PROGRESS = 7 };
 /* Of a communicator that does not block, a call may say that it goes on in the background: that is no failure. */

@@ -19,7 +19,7 @@
  * A lost peer is told with its rank in the set; who sees it is the rank in its lane, or, inside, the engine. After a
  * failure every later call repeats it.
  */
-#include "hier/state.h"
+#include "plane/hier/state.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -20,7 +20,7 @@
 #include "plane.h"
 
 #include "../mpi/world.h"
-#include "mpi/state.h"
+#include "plane/mpi/state.h"
 
 #include <stdatomic.h>
 #include <stdlib.h>

@@ -16,7 +16,7 @@
  */
 #include "plane.h"
 
-#include "nccl/state.h"
+#include "plane/nccl/state.h"
 
 #include <stdlib.h>
 #include <string.h>

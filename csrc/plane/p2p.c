@@ -18,7 +18,7 @@
  */
 #include "plane.h"
 
-#include "p2p/run.h"
+#include "plane/p2p/run.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -7,10 +7,10 @@
 #ifndef HVD_PLANE_H
 #define HVD_PLANE_H
 
-#include "../ground/ground.h"
+#include "../base/base.h"
 #include "../algo/algo.h"
 #include "../cuda/mark.h"
-#include "../ground/sleep.h"
+#include "../base/wait.h"
 #include "../link/link.h"
 
 #include <poll.h>

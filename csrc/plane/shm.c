@@ -16,9 +16,9 @@
  * After a failure the words of this rank stand still and every later call repeats the failure: a peer's
  * memory cannot be trusted again.
  */
-#include "shm/lane.h"
+#include "plane/shm/lane.h"
 
-#include "../ground/memory.h"
+#include "../base/shared_memory.h"
 
 #include <stdlib.h>
 #include <string.h>

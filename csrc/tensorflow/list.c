@@ -8,7 +8,7 @@
  * rank has joined, each shows its own.
  *
  * A list in an attribute is the remedy, a line that says whose list it is and how long, and a line for each entry; the
- * remedy is not sent. Eager calls speak the same way (hvdlite/keras/lists.py).
+ * remedy is not sent. Eager calls speak the same way (hvdlite/keras/list_check.py).
  */
 #include "tensorflow.h"
 

@@ -7,7 +7,7 @@
 #ifndef HVD_TENSORFLOW_H
 #define HVD_TENSORFLOW_H
 
-#include "../ground/codes.h"
+#include "../base/codes.h"
 #include "../hvdlite.h"
 
 #include <stdbool.h>
@@ -128,7 +128,7 @@ struct hvd_tf_words {
     char *list; /* not empty: it stands before a list of others, and this is the list (list.c) */
 };
 
-/* One collective under way. See flight.c. */
+/* One collective under way. See inflight.c. */
 struct hvd_tf_waiter {
     struct hvd_tf_waiter *next;
     struct tf_run *run;
@@ -166,7 +166,7 @@ void hvd_tf_flight_drop(struct hvd_tf_flight *flight);
 void hvd_tf_flights_bound(double seconds);
 int64_t hvd_tf_flights(int which); /* 0: alive, 1: started since the library was loaded, 2: most alive at once */
 
-/* order.c; under the lock of flight.c. Is one of this name and process set in the list? */
+/* order.c; under the lock of inflight.c. Is one of this name and process set in the list? */
 bool hvd_tf_in_list(const struct hvd_tf_flight *list, const struct hvd_tf_flight *like);
 /* Is this start one of several of its name, of which nobody knows which comes first? Remembers it. */
 bool hvd_tf_in_no_order(const struct hvd_tf_flight *flying, const struct hvd_tf_flight *held,
@@ -174,7 +174,7 @@ bool hvd_tf_in_no_order(const struct hvd_tf_flight *flying, const struct hvd_tf_
 char *hvd_tf_say_in_no_order(const char *name); /* the error of it, to be freed */
 uint64_t hvd_tf_hash(const char *text);
 
-/* list.c; the thread of flight.c, when a flight has ended. True: ranks have other lists, and it is to be submitted
+/* list.c; the thread of inflight.c, when a flight has ended. True: ranks have other lists, and it is to be submitted
  * again as their exchange. False: it has really ended; after an exchange with all lists in its text. */
 bool hvd_tf_list_asks(struct hvd_tf_flight *flight);
 /* list.c; any thread. A list is about to be submitted: if it is of gradients, a training step begins. */

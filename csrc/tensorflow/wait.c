@@ -3,10 +3,10 @@
  * It is a framework thread to the core. It sleeps on the oldest and looks at the others now and then: in what order
  * things end is not known, and the one that ends may be what lets another rank go on with the oldest.
  *
- * How long a Finish may wait can be bounded (as in _core/patience.py): the thread looks which has waited too long and
- * fails the job, after which all flights end. A join may wait.
+ * How long a Finish may wait can be bounded (as in hvdlite/_core/wait_limit.py): the thread looks which has waited too
+ * long and fails the job, after which all flights end. A join may wait.
  */
-#include "flight.h"
+#include "inflight.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -6,8 +6,8 @@
 #ifndef HVD_TRACE_LANES_H
 #define HVD_TRACE_LANES_H
 
-#include "cells.h"
-#include "rows.h"
+#include "hash_table.h"
+#include "json_rows.h"
 #include "spans.h"
 
 struct hvd_lanes {

@@ -13,7 +13,7 @@
  */
 #include "names.h"
 
-#include "../ground/memory.h"
+#include "../base/shared_memory.h"
 
 #include <string.h>
 

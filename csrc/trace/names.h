@@ -6,7 +6,7 @@
 #ifndef HVD_TRACE_NAMES_H
 #define HVD_TRACE_NAMES_H
 
-#include "../ground/ground.h"
+#include "../base/base.h"
 
 #include <stdatomic.h>
 

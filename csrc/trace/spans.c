@@ -9,7 +9,7 @@
  * call.
  *
  * The ring does not say which tensors a plan holds: it says how many, and those of a set are finished in the order in
- * which they were agreed. So a queue per set of when items were agreed is all that must be remembered (queue.c); an
+ * which they were agreed. So a queue per set of when items were agreed is all that must be remembered (run_queue.c); an
  * event of a plan says how many were waiting before it, which puts the queue right when events are missing.
  *
  * A span that has begun stands in the file before it has ended: what hangs is seen. Spans of a lane nest.
@@ -20,7 +20,7 @@
 #include "spans.h"
 
 #include "lanes.h"
-#include "queue.h"
+#include "run_queue.h"
 #include "trace.h"
 
 #include <stdio.h>

@@ -6,7 +6,7 @@
 #ifndef HVD_TRACE_SPANS_H
 #define HVD_TRACE_SPANS_H
 
-#include "rows.h"
+#include "json_rows.h"
 
 struct hvd_span_event {
     uint64_t t_ns;

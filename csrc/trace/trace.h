@@ -9,7 +9,7 @@
 #ifndef HVD_TRACE_H
 #define HVD_TRACE_H
 
-#include "../ground/ground.h"
+#include "../base/base.h"
 
 #include <stdatomic.h>
 

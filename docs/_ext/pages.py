@@ -1,6 +1,6 @@
 """Directives and roles of our own: parts of pages that are made from the sources, so that they cannot be out of date.
 
-```{options} engine               a table of hvdlite/options.py: one scope
+```{options} engine               a table of hvdlite/config/options.py: one scope
 ```{flags} hvdlite-run            the output of --help-all, or --help
 ```{errors}                       hvdlite/ERRORS.md, with a search box above it
 ```{names} hvdlite.torch          public names of a module, each with its docstring
@@ -26,7 +26,8 @@ from sphinx import addnodes
 from sphinx.util.docutils import SphinxDirective, SphinxRole
 
 import drawings
-from hvdlite import _messages, config
+from hvdlite import config
+from hvdlite.errors import message_index
 
 ROOT = Path(__file__).resolve().parents[2]
 SEARCH = """
@@ -176,7 +177,7 @@ class Search(SphinxDirective):
     """A box that filters the sections below it; errors.js does that."""
 
     def run(self) -> list[nodes.Node]:
-        known = json.dumps(_messages.messages(), separators=(",", ":")).replace("</", "<\\/")
+        known = json.dumps(message_index.messages(), separators=(",", ":")).replace("</", "<\\/")
         return [nodes.raw("", SEARCH.format(messages=known), format="html")]
 
 

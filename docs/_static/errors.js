@@ -1,5 +1,5 @@
 // The box above the list of errors. It shows the sections of the codes in the text, else those that contain every
-// word, else that of the nearest message: the rules of hvdlite/catalogue.py and hvdlite/_messages.py.
+// word, else that of the nearest message: the rules of hvdlite/errors/catalogue.py and message_index.py.
 const hvdWords = text => new Set(text.toLowerCase().match(/[a-z][a-z_-]*[a-z]/g) || []);
 
 function hvdNearest(text, messages) {

@@ -18,9 +18,11 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
-from hvdlite import _files, _meeting, _store, config
-from hvdlite.discovery import Place
-from hvdlite.launcher.store import StoreServer
+from hvdlite import config
+from hvdlite.launcher.store.server import StoreServer
+from hvdlite.rendezvous import bootstrap, store_client
+from hvdlite.rendezvous.discovery import Place
+from hvdlite.system import open_files
 
 ROUNDS, BYTES = 8, 256  # of allgathers beside that of records
 LOCALS = 8
@@ -33,9 +35,9 @@ def be_rank(rank: int, size: int, address: "tuple[str, int]", options: "dict[str
     settings.values["host_id"] = str(rank // LOCALS)
     hosts = -(-size // LOCALS)
     place = Place(rank, size, rank % LOCALS, min(LOCALS, size), rank // LOCALS, hosts, "HVDLITE_ variables")
-    store = _store.connect(*address, SECRET, rank=rank, size=size, version="1", wire=1, timeout=SECONDS)
+    store = store_client.connect(*address, SECRET, rank=rank, size=size, version="1", wire=1, timeout=SECONDS)
     began = time.thread_time()
-    store, seats = _meeting.meet(place, settings, "1", 1, store=store)
+    store, seats = bootstrap.meet(place, settings, "1", 1, store=store)
     assert seats.hosts == hosts
     for _ in range(ROUNDS):
         assert len(store.allgather(bytes(BYTES))) == size
@@ -45,7 +47,7 @@ def be_rank(rank: int, size: int, address: "tuple[str, int]", options: "dict[str
 
 def be_ranks(ranks: range, size: int, address: "tuple[str, int]", done: "multiprocessing.Queue[float]") -> None:
     sys.setswitchinterval(1.0)  # or else each of a hundred threads asks for the interpreter 200 times a second
-    _files.allow(2 * len(ranks), "a process of simulated ranks", "for them")
+    open_files.allow(2 * len(ranks), "a process of simulated ranks", "for them")
     with ThreadPoolExecutor(len(ranks)) as pool:
         done.put(max(pool.map(lambda rank: be_rank(rank, size, address, {}), ranks)))
 

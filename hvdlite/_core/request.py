@@ -2,7 +2,7 @@
 
 A training loop asks for the same again and again. So what a call says but for its memory is a `Request`, made once
 and kept; handing it over is one call of the core (`start`), waiting for it is one, and a synchronous collective is one
-altogether (`run`). What holds the tensors meanwhile stands in flight.py.
+altogether (`run`). What holds the tensors meanwhile stands in inflight.py.
 
 A Request never changes, so threads share it.
 """
@@ -14,13 +14,13 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from .._warned import warn
 from ..errors import is_outcome
+from ..errors.user_warning import warn
+from ..system.bounded_cache import remember
 from .device import risk
-from .flight import Flight, Flights, Member, abandon, abandoned, flying, idle, refuse_twice, sweep, take
-from .kept import remember
+from .inflight import Flight, Flights, Member, abandon, abandoned, flying, idle, refuse_twice, sweep, take
 from .library import SEND, TEXT_BYTES, checked, error_for, ffi, lib, require_job, text_of, thread
-from .patience import WAIT_MS, waited
+from .wait_limit import WAIT_MS, waited
 
 NOW, QUIET, SOON, ASIDE = lib.HVD_NOW, lib.HVD_QUIET, lib.HVD_SOON, lib.HVD_ASIDE
 _OK, _AGAIN, _DIMS_MAX = lib.HVD_OK, lib.HVD_AGAIN, lib.HVD_DIMS_MAX
@@ -138,7 +138,7 @@ class Pending:
 
     def ended(self, bounded: bool = True) -> Exception | None:
         """Blocks until the request is finished, and keeps its result; why it failed. May be called again. bounded: by
-        patience.py.
+        wait_limit.py.
 
         On a device nobody waits for that: it blocks until the collective lies there, and lets the framework follow it.
         """

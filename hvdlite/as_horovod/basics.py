@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from .. import built, ops
+from .. import ops
 from .._core import cross_rank, cross_size, local_rank, local_size, rank, size
-from .._life import init, is_homogeneous, is_initialized, shutdown
-from ..process_set import process_set_by_id, process_sets_by_number
+from ..lifecycle import capabilities
+from ..lifecycle.init import init, is_homogeneous, is_initialized, shutdown
+from ..process_sets.process_set import process_set_by_id, process_sets_by_number
 from ..trace import recorder
 
 
@@ -49,16 +50,16 @@ class HorovodBasics:
     cross_size = staticmethod(cross_size)
     start_timeline = staticmethod(recorder.start_timeline)
     stop_timeline = staticmethod(recorder.stop_timeline)
-    mpi_threads_supported = staticmethod(built.mpi_threads_supported)
-    mpi_enabled = staticmethod(built.mpi_enabled)
-    mpi_built = staticmethod(built.mpi_built)
-    gloo_enabled = staticmethod(built.gloo_enabled)
-    gloo_built = staticmethod(built.gloo_built)
-    nccl_built = staticmethod(built.nccl_built)
-    ddl_built = staticmethod(built.ddl_built)
-    ccl_built = staticmethod(built.ccl_built)
-    cuda_built = staticmethod(built.cuda_built)
-    rocm_built = staticmethod(built.rocm_built)
+    mpi_threads_supported = staticmethod(capabilities.mpi_threads_supported)
+    mpi_enabled = staticmethod(capabilities.mpi_enabled)
+    mpi_built = staticmethod(capabilities.mpi_built)
+    gloo_enabled = staticmethod(capabilities.gloo_enabled)
+    gloo_built = staticmethod(capabilities.gloo_built)
+    nccl_built = staticmethod(capabilities.nccl_built)
+    ddl_built = staticmethod(capabilities.ddl_built)
+    ccl_built = staticmethod(capabilities.ccl_built)
+    cuda_built = staticmethod(capabilities.cuda_built)
+    rocm_built = staticmethod(capabilities.rocm_built)
 
 
 _basics = HorovodBasics()

@@ -19,8 +19,8 @@ from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
 
-from .._coded import coded
 from ..errors import HvdNotYetError, HvdNotYetModuleError
+from ..errors.codes import coded
 from .names import HOLLOW, MADE_OF, ON_DEMAND, SAME, why_not
 
 _ROOT = "horovod"

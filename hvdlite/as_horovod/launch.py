@@ -7,9 +7,10 @@ which would take the place of one that is installed: say hvdlite-run --as-horovo
 
 from __future__ import annotations
 
-from .. import config, discovery
-from ..built import gloo_built
-from ..running import run
+from .. import config
+from ..executors.run import run
+from ..lifecycle.capabilities import gloo_built
+from ..rendezvous import discovery
 
 __all__ = [
     "get_env_rank_and_size",

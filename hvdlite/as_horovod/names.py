@@ -13,10 +13,10 @@ _TENSORFLOW = "hvdlite.tensorflow"
 _KERAS = "hvdlite.keras"
 _CALLBACKS = "hvdlite.keras.callbacks"
 _KERAS_ELASTIC = "hvdlite.keras.elastic"
-_REST = "hvdlite.as_horovod.rest"
-_OF_TENSORFLOW = "hvdlite.as_horovod.of_tensorflow"
-_OF_KERAS = "hvdlite.as_horovod.of_keras"
-_OF_TORCH = "hvdlite.as_horovod.of_torch"
+_REST = "hvdlite.as_horovod.small_functions"
+_OF_TENSORFLOW = "hvdlite.as_horovod.tensorflow"
+_OF_KERAS = "hvdlite.as_horovod.keras"
+_OF_TORCH = "hvdlite.as_horovod.torch"
 _LAUNCH = "hvdlite.as_horovod.launch"
 
 MADE_OF: dict[str, tuple[str, ...]] = {
@@ -24,7 +24,7 @@ MADE_OF: dict[str, tuple[str, ...]] = {
     "horovod.common": ("hvdlite.as_horovod.basics",),
     "horovod.common.basics": ("hvdlite.as_horovod.basics",),
     "horovod.common.exceptions": ("hvdlite.errors",),
-    "horovod.common.process_sets": ("hvdlite.process_set", "hvdlite.as_horovod.sets"),
+    "horovod.common.process_sets": ("hvdlite.process_sets.process_set", "hvdlite.as_horovod.process_sets"),
     "horovod.common.util": (_REST,),
     "horovod._keras": (_KERAS, _OF_KERAS),
     "horovod._keras.callbacks": (_CALLBACKS,),

@@ -4,7 +4,7 @@ Scripts compare `horovod.__version__` to decide which arguments there are, so it
 surface hvdlite has; hvdlite's own version is in `hvdlite.__version__`.
 """
 
-from ..running import run
+from ..executors.run import run
 
 __version__ = "0.28.1"
 

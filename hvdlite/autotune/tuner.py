@@ -2,7 +2,7 @@
 
 Each call ends a step, and the step before it is the sample of the setting that was proposed at the call before. A
 proposal takes effect on all ranks in the round of agreement that decides it, which is the first of the next step, so no
-step is half one setting and half another. Whose steps count is stepping.py's, anew for each search.
+step is half one setting and half another. Whose steps count is training/step_source.py's, anew for each search.
 
 Where a script pauses between steps, to evaluate or to save, the sample is long and means nothing; medians and pairs
 cope with some of those.
@@ -16,7 +16,7 @@ from collections.abc import Callable
 from statistics import median
 from typing import Any
 
-from ..stepping import Whose
+from ..training.step_source import Whose
 from .search import STEPS_MAX, Budget, Verdict, budget, search
 from .trials import Trials
 

@@ -15,10 +15,11 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from .. import _core, _life, config
-from .._warned import warn
-from ..objects import allgather_object
-from ..process_set import ProcessSet, global_process_set
+from .. import _core, config
+from ..errors.user_warning import warn
+from ..lifecycle import init
+from ..ops.objects import allgather_object
+from ..process_sets.process_set import ProcessSet, global_process_set
 
 _NOTHING = b""
 
@@ -117,7 +118,7 @@ class _Watched:
 
 def is_rank() -> bool:
     """Whether collectives work here: not in a process that was forked from a rank."""
-    return _life.is_initialized() and _core.lib.hvd_forked() != 1
+    return init.is_initialized() and _core.lib.hvd_forked() != 1
 
 
 def digest(batch: Any) -> bytes | None:
@@ -134,7 +135,7 @@ def digest(batch: Any) -> bytes | None:
 
 
 def _feed(state: Any, part: Any) -> None:
-    from .._digests import digested
+    from ..training.digest import digested
 
     if isinstance(part, dict):
         _feed(state, list(part.items()))
@@ -149,7 +150,7 @@ def _feed(state: Any, part: Any) -> None:
 
 def _bits(value: Any) -> Any:
     """The bits of a tensor of torch; None of anything else."""
-    from .._digests import Bits
+    from ..training.digest import Bits
 
     torch = sys.modules.get("torch")
     if torch is None or not isinstance(value, torch.Tensor):

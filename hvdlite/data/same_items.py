@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from ..errors import HvdMismatchError
-from ..objects import allgather_object
-from ..process_set import ProcessSet
+from ..ops.objects import allgather_object
+from ..process_sets.process_set import ProcessSet
 from .first_batch import digest, is_rank
 
 COUNT = 8  # so many items of what has a length

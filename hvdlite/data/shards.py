@@ -18,8 +18,8 @@ import sys
 from collections.abc import ItemsView, Iterable, Iterator, KeysView, Mapping, Set
 from typing import Any
 
-from .._warned import warn
-from ..process_set import ProcessSet, global_process_set
+from ..errors.user_warning import warn
+from ..process_sets.process_set import ProcessSet, global_process_set
 from .first_batch import FirstBatch
 from .rows import columns, count, taken
 from .same_items import require_same_data, require_same_items

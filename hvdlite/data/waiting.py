@@ -11,8 +11,9 @@ from collections.abc import Iterable, Iterator
 from time import monotonic_ns
 from typing import Any
 
-from .. import _core, _life, measured
-from .._warned import warn
+from .. import _core, metrics
+from ..errors.user_warning import warn
+from ..lifecycle import init
 
 
 def timed(batches: Iterable[Any]) -> Iterator[Any]:
@@ -30,14 +31,14 @@ def timed(batches: Iterable[Any]) -> Iterator[Any]:
                 warn_of_none()
             return
         finally:
-            measured.data_waited(monotonic_ns() - begun)
+            metrics.data_waited(monotonic_ns() - begun)
         none = False
         yield batch
 
 
 def warn_of_none() -> None:
     """A rank without a batch makes no step, and the others wait for it."""
-    rank = f"rank {_core.rank()}: " if _life.is_initialized() else ""
+    rank = f"rank {_core.rank()}: " if init.is_initialized() else ""
     warn(
         f"{rank}the loader gave no batch, so this rank takes no training step, and ranks that do wait for it: check "
         "the data, a batch size with drop_last=True, and that an iterator is made anew for each epoch [HVD240]"

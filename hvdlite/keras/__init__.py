@@ -12,10 +12,10 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-from .. import _public, data
+from .. import _api, data
 from .. import ops as _everybodys
-from .._public import *  # noqa: F403
-from ..ops.terms import NoneCompressor
+from .._api import *  # noqa: F403
+from ..ops.arguments import NoneCompressor
 from . import backend as _backend
 from . import callbacks, elastic
 from .consistency import check_consistency
@@ -187,4 +187,4 @@ __all__ = [
     "load_model",
     "reducescatter",
 ]
-__all__ += _public.__all__
+__all__ += _api.__all__

@@ -17,11 +17,11 @@ from typing import Any
 from .. import config
 from ..errors import HvdNotYetError
 from ..ops import Max
-from ..process_set import global_process_set
-from .lists import SAME_VARIABLES, Listed, compare
+from ..process_sets.process_set import global_process_set
+from .initial_check import StartCheck
+from .list_check import SAME_VARIABLES, Listed, compare
 from .naming import everywhere
-from .order import Order
-from .start import StartCheck
+from .order_check import Order
 
 
 def legacy() -> bool:
@@ -74,7 +74,7 @@ def branch(pred: Any, then: Callable[[], Any], otherwise: Callable[[], Any]) -> 
 def start_check(text: str) -> StartCheck:
     """What compares variables of the backend on all ranks, and says this of one that differs."""
     name = backend()
-    module = "hvdlite.tensorflow.start" if name == "tensorflow" else "hvdlite.keras.torch_reducer"
+    module = "hvdlite.tensorflow.initial_check" if name == "tensorflow" else "hvdlite.keras.torch_reducer"
     found = import_module(module)
     return StartCheck(global_process_set, found._sum_of_bits, found._sums_of, text)
 

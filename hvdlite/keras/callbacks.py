@@ -17,14 +17,14 @@ from typing import Any
 
 import numpy as np
 
-from .. import _core, measured
-from .._warned import warn
-from ..measured.scalars import scalars
-from ..objects import allgather_object
-from .alone import Alone, warn_without_batch
+from .. import _core, metrics
+from ..errors.user_warning import warn
+from ..metrics.tensorboard import scalars
+from ..ops.objects import allgather_object
+from .arguments import check_number
 from .backend import broadcast, keras, key_of
-from .checked import check_number
 from .consistency import check_consistency
+from .undistributed import Alone, warn_without_batch
 
 _Callback: Any = keras.callbacks.Callback
 
@@ -237,18 +237,18 @@ class StatsCallback(_Callback):
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Notes how many steps there were."""
-        self._steps = measured.steps()
+        self._steps = metrics.steps()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Where nobody else has said so, a step is over."""
-        if measured.steps() == self._steps:
-            measured.stats_step()
-        self._steps = measured.steps()
+        if metrics.steps() == self._steps:
+            metrics.stats_step()
+        self._steps = metrics.steps()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Adds to the logs."""
         if logs is not None:
-            logs.update({self.prefix + tag: value for tag, value in scalars(measured.stats()).items()})
+            logs.update({self.prefix + tag: value for tag, value in scalars(metrics.stats()).items()})
 
 
 class LearningRateScheduleCallback(_Callback):

@@ -12,8 +12,8 @@ from collections.abc import Iterable
 from importlib import import_module
 from typing import Any
 
-from ..consistency import Bits, Leaf, compare
-from ..process_set import ProcessSet, global_process_set
+from ..process_sets.process_set import ProcessSet, global_process_set
+from ..training.consistency import Bits, Leaf, compare
 from . import backend
 
 REMEDY = (

@@ -20,8 +20,8 @@ from importlib import import_module
 from typing import Any
 
 from . import backend
+from .accumulation_state import ATTRIBUTE, saved
 from .backend import keras
-from .window import ATTRIBUTE, saved
 
 
 class Config(dict):  # type: ignore[type-arg]

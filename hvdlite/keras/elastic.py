@@ -23,9 +23,9 @@ import numpy as np
 
 from .. import _core
 from ..elastic import ObjectState, _warn_of_sums
-from ..objects import broadcast_object
+from ..ops.objects import broadcast_object
+from .accumulation_state import ATTRIBUTE
 from .backend import backend, broadcast, keras
-from .window import ATTRIBUTE
 
 _Callback: Any = keras.callbacks.Callback
 

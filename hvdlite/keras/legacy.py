@@ -9,7 +9,7 @@ finite on one rank makes the averages of all ranks so, all skip a step or none d
 averages. Here, too (`_hvd_take`), and `aggregate_gradients` returns these as they are. What was made of them (clipped,
 say) is averaged again: that changes no average, and is refused for what it would change. Keras's own calls get this
 rank's. Gradients that `apply_gradients` is told not to average, and that nobody has taken from here, are the caller's
-own averages: ranks compare them in their first steps (start.py).
+own averages: ranks compare them in their first steps (initial_check.py).
 
 With several passes per step `apply_gradients` adds up, unless `_hvd_take` has done so, and only the last pass goes on
 to the inherited one, with all variables that have a sum by then. The others count in `iterations` nevertheless, as in
@@ -27,7 +27,7 @@ from ..errors import HvdArgumentError
 from ..ops import Average
 from .backend import keras
 from .copies import Copied
-from .start import NOT_AVERAGED
+from .initial_check import NOT_AVERAGED
 
 Pairs = Iterable[tuple[Any, Any]]
 AGGREGATE = "experimental_aggregate_gradients"  # all optimizers of Keras 2 take it
@@ -183,7 +183,7 @@ class Legacy(Copied):
         if self._hvd.alone:
             return []
         if self._hvd_given is None:
-            start = import_module("hvdlite.tensorflow.start").start
+            start = import_module("hvdlite.tensorflow.initial_check").start
             self.__dict__["_hvd_given"] = start(self._hvd.process_set, NOT_AVERAGED)
         pairs = [pair for pair in pairs if self._hvd._travels(*pair)]
         looked: list[Any] = self._hvd_given(f"{self._hvd.prefix}.given", _apart(pairs)[1], _apart(pairs)[0])

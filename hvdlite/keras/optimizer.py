@@ -12,7 +12,7 @@ model.compile does with mixed_float16, ranks would disagree about that, and some
 are asked (`LossScaleOptimizer.check_finite`).
 
 `backward_passes_per_step` n: gradients of n calls are added up, and the n-th call reduces and applies; the others
-change nothing (passes.py). With `average_aggregated_gradients` the sum is divided by n.
+change nothing (accumulation.py). With `average_aggregated_gradients` the sum is divided by n.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from typing import Any
 
 from .. import _core
 from ..ops import Adasum, Average, Min
-from ..ops.terms import NoneCompressor
-from ..optimizer import check_passes
-from ..process_set import ProcessSet, global_process_set
+from ..ops.arguments import NoneCompressor
+from ..process_sets.process_set import ProcessSet, global_process_set
+from ..training.gradient_tracker import check_passes
 from . import backend
+from .accumulation import Passes
+from .accumulation_state import ATTRIBUTE, Window
+from .arguments import check_built
 from .backend import keras
-from .checked import check_built
 from .consistency import state_of
 from .copies import Copied, plain_of, teach
 from .legacy import Legacy, kinds, of_loss_scale, put_inside
-from .passes import Passes
-from .window import ATTRIBUTE, Window
 from .xla import stay_out_of_xla
 
 _OF_KERAS_2 = (
@@ -200,7 +200,7 @@ def DistributedOptimizer(
     made.__dict__["_hvd"] = reduces
     known = weakref.ref(made)
     reduces.watch(lambda: state_of(known()))
-    kind: Any = import_module("hvdlite.tensorflow.passes").Passes if backend.legacy() else Passes
+    kind: Any = import_module("hvdlite.tensorflow.accumulation").Passes if backend.legacy() else Passes
     made.__dict__["_hvd_passes"] = kind(passes, bool(average_aggregated_gradients)) if passes > 1 else None
     if passes > 1:
         made.__dict__[ATTRIBUTE] = Window(made.__dict__["_hvd_passes"], made)

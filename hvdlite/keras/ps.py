@@ -24,7 +24,7 @@ import numpy as np
 
 from .. import ps as _tables
 from ..ps import *  # noqa: F403
-from ..ps import serving as _serving
+from ..ps import cluster as _serving
 from .backend import backend, keras
 
 _on_tensorflow = backend() == "tensorflow"

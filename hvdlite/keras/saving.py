@@ -18,12 +18,12 @@ from collections.abc import Callable
 from typing import Any
 
 from .. import _core
-from .._warned import warn
-from ..ops.terms import NoneCompressor
+from ..errors.user_warning import warn
+from ..ops.arguments import NoneCompressor
+from .accumulation_state import saved, terms_of
 from .backend import backend, keras, legacy, ops
 from .copies import put_around
 from .optimizer import Distributed, Legacy
-from .window import saved, terms_of
 
 
 def load_model(

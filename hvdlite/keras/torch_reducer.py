@@ -13,16 +13,16 @@ from typing import Any
 
 import torch
 
-from .. import measured
+from .. import metrics
 from ..ops import Average, op_of
-from ..ops.terms import NoneCompressor, compress
-from ..process_set import ProcessSet, global_process_set
+from ..ops.arguments import NoneCompressor, compress
+from ..process_sets.process_set import ProcessSet, global_process_set
 from ..torch.ops import plain
-from ..torch.optimizer.start import sum_of_bits
-from .checked import check_terms
-from .lists import SAME_GRADIENTS, Listed, compare
+from ..torch.optimizer.initial_check import sum_of_bits
+from .arguments import check_terms
+from .initial_check import DataCheck, StartCheck
+from .list_check import SAME_GRADIENTS, Listed, compare
 from .naming import everywhere
-from .start import DataCheck, StartCheck
 
 
 class Reducer:
@@ -72,7 +72,7 @@ class Reducer:
         """The averages, None where a gradient is None."""
         found, owners = list(gradients), list(variables)
         if self.alone:
-            measured.step(self)
+            metrics.step(self)
             return found
         self._compare(found, owners)
         travel = [
@@ -99,7 +99,7 @@ class Reducer:
             flying.append((place, handle, ctx))
         for place, handle, ctx in flying:
             found[place] = self.compression.decompress(handle.wait(), ctx)
-        measured.step(self)
+        metrics.step(self)
         return found
 
 

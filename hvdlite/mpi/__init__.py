@@ -7,7 +7,7 @@ MPI is touched only when it was asked for, in one of three ways (`wanted`):
     takes a list of ranks of MPI_COMM_WORLD
     HVDLITE_PLANE=mpi with more than one rank
 
-Then the library is found (find.py), MPI is started unless it runs already, and a `World` (world.py) takes the place
+Then the library is found (libmpi.py), MPI is started unless it runs already, and a `World` (world.py) takes the place
 that the launcher's store has otherwise: it knows the ranks, and its allgather is the bootstrap. Nothing here is
 compiled against an MPI, and mpi4py is needed only by those who pass its communicators.
 """
@@ -18,7 +18,7 @@ import contextlib
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from ..discovery import Place
+from ..rendezvous.discovery import Place
 
 if TYPE_CHECKING:
     from .world import World
@@ -74,10 +74,10 @@ def settling() -> Iterator[None]:
 
 def available() -> bool:
     """Whether an MPI that can be used is there; loads it to find out, and does not start it."""
-    from . import find
+    from . import libmpi
 
     try:
-        find.load()
+        libmpi.load()
     except Exception:
         return False
     return True

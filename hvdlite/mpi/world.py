@@ -7,7 +7,7 @@ the hosts of the ranks, the number of the job, its secret.
 MPI ends as it began. Who started it finalizes it: at exit, after hvdlite's own shutdown, if that was us. A job that
 has failed is not finalized, because that would wait for ranks that are gone; a process that ends without is what makes
 mpirun stop the others. It gives them a moment first, in which they say which rank it was; not under
-`hvdlite-run --mpi`, where no mpirun stops anybody and the launcher hears who was first (agent.py).
+`hvdlite-run --mpi`, where no mpirun stops anybody and the launcher hears who was first (launcher_agent.py).
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from .. import _core, mpi
-from .._coded import coded
 from .._core import ffi, lib
-from ..discovery import Place
 from ..errors import HvdInitError
-from . import agent, find, unmet, waiting
+from ..errors.codes import coded
+from ..rendezvous.discovery import Place
+from . import diagnosis, hydra, launcher_agent, libmpi
 
 _SLICE_MS = 50  # Python gets a look at Ctrl-C so often
 _POKE_S = 0.005
@@ -141,7 +141,7 @@ class World:
 
     def abort(self, culprit: int, code: int, text: str) -> None:
         """Only an agent hears it, if there is one: the other ranks have no store, and run into their time limit."""
-        agent.abort(self.agent, culprit, code, text)
+        launcher_agent.abort(self.agent, culprit, code, text)
 
     def bye(self) -> None:
         """Gives the communicator back, unless the job has failed: then MPI may still be busy on it."""
@@ -152,7 +152,7 @@ class World:
         for each in [*self._of_sets.values(), comm]:
             if not self.failed:
                 self._free(each)
-        agent.leave(self.agent)
+        launcher_agent.leave(self.agent)
         self._of_sets.clear()
         mpi._worlds.clear()
 
@@ -176,7 +176,7 @@ def _until_done(call: Any, timeout: float, who: str) -> None:
                     coded(
                         "HVD113",
                         f"{who} to hvd.init() within {timeout:g} s (HVDLITE_START_TIMEOUT sets the limit). "
-                        + waiting.advice(_core.text_of(lib.hvd_mpi_word(0)), waiting.networks()),
+                        + diagnosis.advice(_core.text_of(lib.hvd_mpi_word(0)), diagnosis.networks()),
                     )
                 )
             code = call(_SLICE_MS, text)
@@ -252,7 +252,7 @@ def open_world(
     if _gave_up is not None:
         raise HvdInitError(coded("HVD125", f"MPI cannot be used again in this process: {_gave_up}"))
     try:
-        find.load()
+        libmpi.load()
     except HvdInitError as error:
         if place is None or place.size == 1:
             raise
@@ -276,9 +276,9 @@ def open_world(
     try:
         parts = world.allgather(started_as + (os.urandom(40) if rank == 0 else b""))
         world.job, world.secret = int.from_bytes(parts[0][4:12], "little"), secret or parts[0][12:44]
-        world.agent = agent.connection(agent_named)
+        world.agent = launcher_agent.connection(agent_named)
         _has_agent = world.agent >= 0
-        agent.introduce(world.agent, [int.from_bytes(part[:4], "little") for part in parts])
+        launcher_agent.introduce(world.agent, [int.from_bytes(part[:4], "little") for part in parts])
     except BaseException:
         world.settled()
         raise
@@ -290,12 +290,12 @@ def open_world(
 def _begin(place: Place | None, timeout: float) -> None:
     """MPI runs afterwards. Raises HvdInitError with MPI's own words, or why its threads will not do."""
     text = ffi.new("char[]", _core.TEXT_BYTES)
-    unmet.met()
+    hydra.met()
     with contextlib.ExitStack() as watch:
         if lib.hvd_mpi_running() == 0:
             who = f"rank {place.rank} of {place.size}" if place is not None else "this process"
             kind, version = (_core.text_of(lib.hvd_mpi_word(which)) for which in (0, 1))
-            watch.enter_context(waiting.limited(f"{who} ({version})", kind, timeout))
+            watch.enter_context(diagnosis.limited(f"{who} ({version})", kind, timeout))
         code = lib.hvd_mpi_begin(text, _core.TEXT_BYTES)
     if code != lib.HVD_OK:
         raise _core.error_for(code, _core.text_of(text))

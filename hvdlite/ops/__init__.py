@@ -7,9 +7,9 @@ Each collective has up to four forms: plain (a new tensor), `_` (in place), and 
 for `poll` and `synchronize`. Arguments and names are Horovod's. A tensor named x travels as `allreduce.x`, so that an
 allreduce and a broadcast of one name do not meet; unnamed calls are matched by the order in which ranks make them.
 
-One file for each idea: `handle` (what is under way), `terms` (what was asked for), `tensors` (from a tensor to an
-address and back), then the collectives: `reduce`, `share` (everyone gets the same rows), `exchange` (everyone gets its
-own), `meet` (nobody gets anything: barrier and join).
+One file for each idea: `handle` (what is under way), `arguments` (what was asked for), `tensors` (from a tensor to an
+address and back), then the collectives: `reduce`, `broadcast` (everyone gets the same rows), `alltoall` (everyone gets
+its own), `barriers` (nobody gets anything: barrier and join).
 
 Non-contiguous tensors are copied to contiguous memory and, in place, back when the handle is synchronized.
 Errors that this process can see alone (a wrong argument) are raised at the call, all others by `synchronize`.
@@ -17,13 +17,13 @@ Errors that this process can see alone (a wrong argument) are raised at the call
 
 from __future__ import annotations
 
-from ..adapter import Adapter, T
-from .exchange import Exchanges
+from .adapter import Adapter, T
+from .alltoall import Exchanges
+from .arguments import Adasum, Average, Max, Min, Product, Sum, Terms, op_of
+from .barriers import barrier, join, monitored_barrier
+from .broadcast import Shares
 from .handle import Handle, poll, synchronize
-from .meet import barrier, join, monitored_barrier
 from .reduce import Reductions
-from .share import Shares
-from .terms import Adasum, Average, Max, Min, Product, Sum, Terms, op_of
 
 
 class Collectives(Reductions[T], Shares[T], Exchanges[T]):

@@ -14,12 +14,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from .. import _core
-from ..adapter import T
-from ..process_set import ProcessSet, global_process_set, number_of, rank_in, share_of
+from ..process_sets.process_set import ProcessSet, global_process_set, number_of, rank_in, share_of
+from .adapter import T
+from .arguments import Average, NoneCompressor, Terms, compress, full_name, reduction
+from .fast_path import Landing, Quick
 from .handle import Handle
-from .quick import Landing, Quick
 from .tensors import group_of, placed
-from .terms import Average, NoneCompressor, Terms, compress, full_name, reduction
 
 
 class Reductions(Quick[T]):

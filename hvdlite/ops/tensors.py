@@ -13,12 +13,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Generic
 
-from .. import _bytes, _core
-from ..adapter import Adapter, T, View
+from .. import _core
+from .._core import byte_exchange
 from ..errors import HvdArgumentError
-from ..process_set import number_of
+from ..process_sets.process_set import number_of
+from .adapter import Adapter, T, View
+from .arguments import Terms, full_name
 from .handle import Handle
-from .terms import Terms, full_name
 
 
 class Tensors(Generic[T]):
@@ -88,7 +89,7 @@ class Tensors(Generic[T]):
         if view.device is not None:
             view.device.fetch(pending.native, target, pending.ready)
         else:
-            _bytes.copy(target, gathered.address, gathered.bytes)
+            byte_exchange.copy(target, gathered.address, gathered.bytes)
         return result, gathered.rows_of
 
 

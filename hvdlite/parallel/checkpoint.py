@@ -24,11 +24,11 @@ import torch
 
 import hvdlite.torch as hvd
 
-from .._warned import warn
+from ..errors.user_warning import warn
 from . import weights
+from .checkpoint_values import alike, exchanged, plain
 from .finish import Finish
 from .state import Item, apply, assembled, changes, item, items, of_group, part
-from .values import alike, exchanged, plain
 
 _ENTRY = "pipeline/lr_scheduler/{}"
 # Lists of torch's schedulers with a value for each group.

@@ -16,7 +16,7 @@ import torch
 from torch.func import functional_call
 from torch.utils.checkpoint import checkpoint as recomputed
 
-from .._warned import warn
+from ..errors.user_warning import warn
 from .edge import Edge, Look, looks_of
 from .stage import as_arguments
 from .structure import put_together

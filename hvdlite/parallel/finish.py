@@ -20,7 +20,7 @@ import torch
 
 import hvdlite.torch as hvd
 
-from ..process_set import existing_or_added
+from ..process_sets.process_set import existing_or_added
 
 
 class Tie(NamedTuple):

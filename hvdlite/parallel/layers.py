@@ -28,7 +28,7 @@ from torch.nn import functional
 
 import hvdlite.torch as hvd
 
-from ..torch.off_graph import keep_off_graph
+from ..torch.graph_break import keep_off_graph
 from .tensor import Group, copy_to, from_sequence, gather_from, part_of, reduce_from, to_sequence
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from ..mesh import Mesh
+from ..process_sets.mesh import Mesh
 
 
 def seeded(mesh: Mesh, seed: int, cut: str = "tp") -> CutRegion:

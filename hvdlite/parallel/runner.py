@@ -21,8 +21,8 @@ import torch
 
 import hvdlite.torch as hvd
 
-from .. import measured
-from .._warned import warn
+from .. import metrics
+from ..errors.user_warning import warn
 from . import micro_batches
 from . import schedule as schedules
 from .checkpoint import Saved
@@ -212,7 +212,7 @@ class Pipeline(Saved):
         self._execute(plan)
         if self._flushes:
             self._settle()  # or a rank whose script ends here would take with it what it still sends
-        measured.step(self)
+        metrics.step(self)
         mean = None
         if self._last:
             n = self._batches - 1

@@ -15,7 +15,7 @@ import torch
 
 import hvdlite.torch as hvd
 
-from .._warned import warn
+from ..errors.user_warning import warn
 from . import schedule as schedules
 from .weights import POLICIES, Policy
 

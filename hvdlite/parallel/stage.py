@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary, WeakSet
 
 from torch import nn
 
-from ..mesh import Mesh
+from ..process_sets.mesh import Mesh
 
 Layer = Union[nn.Module, Callable[[], nn.Module]]
 

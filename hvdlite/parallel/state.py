@@ -21,11 +21,11 @@ from torch.nn.modules.module import _EXTRA_STATE_KEY_SUFFIX
 
 import hvdlite.torch as hvd
 
-from .._warned import warn
+from ..errors.user_warning import warn
 from ..torch.adapter import DTYPES
+from .checkpoint_values import alike, exchanged, plain
 from .stage import chunks_on
 from .tensor import part_of
-from .values import alike, exchanged, plain
 
 Item = tuple[str, Any, Optional[int]]  # name, tensor or plain value, where it is cut
 GROUP = "optimizer/{}/param_groups"  # a parameter's hyperparameters

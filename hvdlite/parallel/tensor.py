@@ -35,7 +35,7 @@ from torch.autograd.function import BackwardCFunction, once_differentiable
 
 import hvdlite.torch as hvd
 
-from ..torch.off_graph import keep_off_graph
+from ..torch.graph_break import keep_off_graph
 
 
 class Group(Protocol):

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from .._warned import warn
+from ..errors.user_warning import warn
 from .schedule import Action, copies
 
 Leaves = dict[str, torch.Tensor]

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 from .draft import Draft
 from .events import time_of as time
 from .links import Links
-from .prove import Proof, prove  # now, not when it is asked for: importing the module would take the function's name
+from .proof import Proof, prove  # now, not when it is asked for: importing the module would take the function's name
 from .registry import algorithm, make
 from .table import PlanError, Table
 

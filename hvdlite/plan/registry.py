@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from .draft import Draft
 from .links import Links
-from .prove import prove
+from .proof import prove
 from .table import KINDS, NAME_MAX, SIZE_MAX, PlanError, Table, from_json, named, plain
 
 GROUP = "hvdlite.plans"

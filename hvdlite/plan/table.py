@@ -10,7 +10,7 @@ still: ranks that add into each other stage what comes, and fold it in the next 
 `chunks` pieces, the first of which are one element longer, as the core cuts (csrc/algo). Of an alltoall the chunks are
 the cells (from, to).
 
-A table says nothing of whether it sums: `prove.py` does.
+A table says nothing of whether it sums: `proof.py` does.
 """
 
 from __future__ import annotations

@@ -24,10 +24,10 @@ import numpy as np
 
 from ..plan.units import link as read_link
 from .fit import Fit, fit
-from .media import MEDIA, Cost, Place, cost, crowd, of_plan
-from .play import Played, Setting, drawn_again, play
+from .network_model import MEDIA, Cost, Place, cost, crowd, of_plan
 from .recording import Recording, RecordingError
 from .recording import load as read
+from .simulation import Played, Setting, drawn_again, play
 
 WIRES = {"none": 1.0, "fp16": 0.5, "bf16": 0.5}
 RANKS_MAX = 10_000

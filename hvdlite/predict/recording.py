@@ -19,11 +19,11 @@ from pathlib import Path
 
 import numpy as np
 
-from .._coded import uncoded
+from ..errors.codes import uncoded
 from ..trace.events import BadRecord
 from ..trace.report.read import NONE, Folder, RankFile, ReadError
-from .copies import as_ranks, copies
 from .phases import MATTERS, Draw, Phase, computed, look_for_waits, phases_of, told_waits
+from .replicas import as_ranks, copies
 from .timeline import BYTES_MAX, Floats, Line, Span, Times, clean, read
 
 SKIP, STEPS_MIN, COMMON = 5, 5, 0.9
@@ -65,7 +65,7 @@ class Recording:
     planes: tuple[str, ...]
     problems: list[str] = field(default_factory=list)
     doubts: list[str] = field(default_factory=list)
-    of_copy: int = 1  # ranks of a copy of a divided model; each copy counts as one rank here, see copies.py
+    of_copy: int = 1  # ranks of a copy of a divided model; each copy counts as one rank here, see replicas.py
 
     @property
     def hosts(self) -> int:

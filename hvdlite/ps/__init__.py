@@ -21,15 +21,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .group import TableGroup
+    from .cluster import serve
     from .optimizers import Adagrad, Adam, Add, Ftrl, Sgd, uniform
-    from .serving import serve
     from .table import Table, stats, step
+    from .table_group import TableGroup
 
 _NAMES = {
     "group": ("TableGroup",),
     "optimizers": ("Adagrad", "Adam", "Add", "Ftrl", "Sgd", "uniform"),
-    "serving": ("serve",),
+    "cluster": ("serve",),
     "table": ("Table", "stats", "step"),
 }
 _MODULE_OF = {name: module for module, names in _NAMES.items() for name in names}

@@ -24,15 +24,17 @@ from typing import Any
 
 import numpy as np
 
-from .. import _core, _curve, _life
-from .._coded import uncoded
-from .._interrupts import Deferred
+from .. import _core
 from ..errors import HvdError, HvdInitError, HvdPeerLostError
+from ..errors.codes import uncoded
+from ..lifecycle import init
+from ..security import curve
+from ..system.interrupts import Deferred
 from . import messages
-from .patience import Limits
+from .pending_requests import Link, Question, Sent
 from .protocol import WINDOW
-from .questions import Link, Question, Sent
 from .server import SILENCE_MS, send
+from .staleness_wait import Limits
 
 _AGAIN_MAX = 8  # times that
 _SLICE_S = 0.05  # of a wait, after which other news is looked at
@@ -47,14 +49,14 @@ class Client:
     def __init__(
         self, rank: int, addresses: Sequence[str], secret: bytes, session: int, encrypted: bool, limits: Limits
     ) -> None:
-        self._zmq = _curve.zmq_for("hvd.ps")
+        self._zmq = curve.zmq_for("hvd.ps")
         self.rank, self.session, self.limits, self.servers = rank, session, limits, len(addresses)
         self._context, self._watch = self._zmq.Context(), select.poll()
         self._links: list[Link] = []
-        keys = _curve.Keys(secret, "ps", self._zmq)
+        keys = curve.Keys(secret, "ps", self._zmq)
         for number, address in enumerate(addresses):
             dealer = self._context.socket(self._zmq.DEALER)
-            _curve.bounded(dealer, SILENCE_MS)
+            curve.bounded(dealer, SILENCE_MS)
             dealer.linger = 0
             dealer.setsockopt(self._zmq.ROUTING_ID, b"%d" % rank)
             if encrypted:
@@ -321,7 +323,7 @@ class Client:
     def fail(self, error: Exception, what: str) -> None:
         """The job cannot go on: ranks that wait for something else hear it, too."""
         self.failed = error
-        _life.abort(what)
+        init.abort(what)
 
     def ask_clock(self, table: int) -> None:
         """The slowest worker's clock was told when it changed; that may have been lost."""

@@ -56,7 +56,7 @@ class _Table:
         self._kept: dict[int, list[list[tuple[Any, Any]]]] = {}  # BSP, by step and worker: (slots, grads)
         self._rates: dict[int, dict[int, tuple[bool, float]]] = {}  # BSP, by step and worker: (it left, its rate)
         self.parked: list[_Parked] = []
-        self.job: Any = None  # a save or a load that is not over (background.py)
+        self.job: Any = None  # a save or a load that is not over (background_checkpoint.py)
         self.broken = ""  # why it can give no rows any more
         self.applied = self.duplicates = self.pulls = self.lead = self.waited = 0
         self.waited_s = 0.0

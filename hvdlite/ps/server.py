@@ -1,8 +1,8 @@
 """A process that holds shares of tables: one loop, one thread of Python; ZeroMQ's own thread moves and encrypts bytes.
 
 It is no rank and runs nothing of the script. Who starts it gives it an `Order` and a `Source`: the launcher
-(launched.py) or a rank (child.py). It ends when the source says so, or when its parent has ended. All state is in
-memory.
+(server_main.py) or a rank (server_child.py). It ends when the source says so, or when its parent has ended. All state
+is in memory.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
-from .. import _curve
-from . import messages, protocol, saving
+from ..security import curve
+from . import checkpoint, messages, protocol
 
 SILENCE_MS = 10_000  # of a connection, after which it is made anew
 _LOOK_MS = 1000  # how often it is looked whether the parent is there
@@ -53,22 +53,22 @@ def send(socket: Any, frames: list[Any]) -> int:
 
 def run(order: Order, source: Source, announce: Callable[[str], None]) -> None:
     """Serves until the source says that it is over. announce(address) is called once it listens."""
-    zmq = _curve.zmq_for("hvd.ps")
+    zmq = curve.zmq_for("hvd.ps")
     context, poller, parent = zmq.Context(), zmq.Poller(), os.getppid()
     router, door = context.socket(zmq.ROUTER), None
-    keys = _curve.Keys(order.secret, "ps", zmq)
+    keys = curve.Keys(order.secret, "ps", zmq)
     if order.encrypted:
-        door = _curve.Door(context, keys, zmq)  # before the router binds
+        door = curve.Door(context, keys, zmq)  # before the router binds
         poller.register(door.socket, zmq.POLLIN)
         keys.serve(router, order.number)
-    _curve.bounded(router, SILENCE_MS)
+    curve.bounded(router, SILENCE_MS)
     router.linger = 0
     router.router_handover = 1  # a worker that connects again has the name that it had
     gate = keys.listen(router, order.host)
     poller.register(router, zmq.POLLIN)
     poller.register(source.fileno(), zmq.POLLIN)
     left = functools.partial(_left, zmq, router)
-    calls: dict[str, Callable[..., Any]] = {**saving.CALLS, "stats": _stats, "left": left}
+    calls: dict[str, Callable[..., Any]] = {**checkpoint.CALLS, "stats": _stats, "left": left}
     state = protocol.Protocol(order.number, order.servers, order.job, calls)
 
     def answer(answers: list[protocol.Answer]) -> None:

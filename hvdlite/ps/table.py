@@ -17,19 +17,20 @@ from typing import Any
 
 import numpy as np
 
-from .. import config, guard
-from .._coded import coded, uncoded
-from .._interrupts import Deferred
-from .._public import Handle, rank
-from .._warned import warn
+from .. import config
+from .._api import Handle, rank
+from .._core import nan_guard
 from ..errors import HvdError, HvdNotFiniteError
-from . import messages, optimizers, saving, serving, together
+from ..errors.codes import coded, uncoded
+from ..errors.user_warning import warn
+from ..system.interrupts import Deferred
+from . import checkpoint, cluster, coordination, messages, optimizers
 from .arrays import added_up, by_piece, like, numbers
 from .client import Client
-from .patience import Patience
+from .pending_requests import Awaited, Question
 from .placement import Placement
-from .questions import Awaited, Question
-from .terms import described, new_rate
+from .staleness_wait import Patience
+from .table_spec import described, new_rate
 
 F32 = np.float32
 MANY_PUSHES = 500  # in a step, after which it is likely that nobody ends it
@@ -80,7 +81,7 @@ class Table:
         name, replicas, order = spec["name"], spec["replicas"], spec["order"]
         self._spec = spec
         self._lr: float | None = self._spec["options"].get("lr")
-        self._client: Client | None = serving.client()
+        self._client: Client | None = cluster.client()
         if replicas > self._client.servers:
             raise ValueError(f"table {name!r}: replicas=2, but this job has 1 server [HVD025]")
         self.clock = 0  # steps that this rank has ended
@@ -90,8 +91,8 @@ class Table:
         self._frozen, self._left, self._guarded = 0, False, config.load().values["nan_guard"]
         self._ahead: tuple[int, Any, Question] | None = None  # what was asked for the next step
         self._since_step = 0  # pushes
-        self._saving: together.Saving | None = None  # one that nobody has waited for
-        self.number = together.opened(self._client, self._spec)
+        self._saving: coordination.Saving | None = None  # one that nobody has waited for
+        self.number = coordination.opened(self._client, self._spec)
         self._client.tables.append(self)
 
     # ---- what it is
@@ -149,7 +150,7 @@ class Table:
             HvdError: the table is of a job that was shut down. With ``writes``: this rank has left it, or it is frozen.
         """
         rank()  # raises in a forked child and where there is no job
-        if self._client is None or self._client is not serving.current():
+        if self._client is None or self._client is not cluster.current():
             raise HvdError(
                 f"table {self.name!r} belongs to a job that was shut down: create it again after hvd.init() [HVD035]"
             )
@@ -406,7 +407,7 @@ class Table:
     def _not_finite(self, ids: Any, grads: Any) -> None:
         row = int(ids[~np.isfinite(grads).all(axis=1)][0])
         text = coded("HVD320", f"table {self.name!r}: rank {rank()} pushes NaN or infinities for row {row}")
-        if guard.MODES[self._guarded] != "warn":
+        if nan_guard.MODES[self._guarded] != "warn":
             raise HvdNotFiniteError(text)
         warn(text, RuntimeWarning)
 
@@ -501,7 +502,7 @@ class Table:
         """
         client, folder = self._met(), os.path.abspath(os.fsdecode(path))  # servers may be in another folder
         number, spec = self.number, self._spec
-        together.Work(client, lambda: saving.save(client, number, spec, folder), spec).wait()
+        coordination.Work(client, lambda: checkpoint.save(client, number, spec, folder), spec).wait()
 
     def save_async(self, path: Any) -> Handle:
         """Start ``save`` and return a handle. Servers write what rows are now. Training may go on. All ranks call it.
@@ -520,16 +521,18 @@ class Table:
         """
         client, folder = self._met(), os.path.abspath(os.fsdecode(path))
         number, spec = self.number, self._spec
-        servers = together.Work(client, lambda: saving.begin(client, number, spec, folder), spec).wait()
-        finish = together.Work(client, lambda: saving.finish(client, number, spec, folder, servers), spec, again=False)
-        self._saving = together.Saving(finish)
+        servers = coordination.Work(client, lambda: checkpoint.begin(client, number, spec, folder), spec).wait()
+        finish = coordination.Work(
+            client, lambda: checkpoint.finish(client, number, spec, folder, servers), spec, again=False
+        )
+        self._saving = coordination.Saving(finish)
         return self._saving
 
     def _met(self) -> Client:
         """Servers have all pushes, and no save is under way."""
         client, self._ahead = self.ready(), None
         self.saved(None)
-        together.met(client)
+        coordination.met(client)
         return client
 
     def saved(self, seconds: float | None) -> None:
@@ -560,7 +563,7 @@ class Table:
             ValueError: the save is incomplete, or of other rows, dim or optimizer. The table stays as it was.
         """
         client, folder = self._met(), os.path.abspath(os.fsdecode(path))
-        load = together.Work(client, lambda: saving.load(client, self.number, self._spec, folder), self._spec)
+        load = coordination.Work(client, lambda: checkpoint.load(client, self.number, self._spec, folder), self._spec)
         self._spec.update(load.wait())
 
     def stats(self) -> list[dict[str, Any]]:
@@ -608,7 +611,7 @@ def stats() -> dict[str, Any]:
         >>> hvd.ps.stats()["rank"]["bytes_out"]  # doctest: +SKIP
         >>> # skipped in tests: it needs servers
     """
-    client = serving.client()
+    client = cluster.client()
     names = ("bytes_out", "bytes_in", "messages_out", "messages_in", "sent_again")
     own = {name: getattr(client, name) for name in names}
     return {"tables": {table.name: table.stats() for table in client.tables}, "rank": own}

@@ -5,7 +5,7 @@ host have neighbouring numbers. Hosts are told apart as the ranks themselves do 
 of Ray may be one machine; all ranks of a host see the GPUs of all of them, so that `hvd.local_rank()` is an index.
 
 A rank stays in the job from one `run` to the next. Where a function raises, all ranks leave, and the next `run` opens
-the job anew; where a worker is lost, the executor has to be started again. The common part is driven.py.
+the job anew; where a worker is lost, the executor has to be started again. The common part is executors/driver.py.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ from collections.abc import Callable, Mapping, Sequence
 from os import getpid
 from typing import Any, NamedTuple
 
-from .. import _machine, driven
-from .._coded import coded
 from ..errors import HvdNotYetError, HvdRunError
+from ..errors.codes import coded
+from ..executors import driver
+from ..system import machine_id
 from .idle import Watch
 
 _LEAVE_S = 10.0
@@ -38,7 +39,7 @@ class Settings(NamedTuple):
             Settings(start_timeout=60.0)
     """
 
-    start_timeout: float = driven.START_TIMEOUT_S
+    start_timeout: float = driver.START_TIMEOUT_S
     placement_group_timeout_s: float = 100.0
 
 
@@ -52,26 +53,26 @@ class _Worker:
         import ray
 
         node = ray.get_runtime_context().get_node_id()
-        return _machine.host_id(), node, getpid(), socket.gethostname(), ray.get_gpu_ids()
+        return machine_id.host_id(), node, getpid(), socket.gethostname(), ray.get_gpu_ids()
 
     def become(self, environ: dict[str, str | None]) -> None:
         self._environ = environ
-        driven.become(environ)
+        driver.become(environ)
 
-    def answer(self, call: bytes) -> driven.Answer:
-        return driven.made(self._environ, call, stays=True)
+    def answer(self, call: bytes) -> driver.Answer:
+        return driver.made(self._environ, call, stays=True)
 
     def value(self, call: bytes) -> Any:
         return self.answer(call).value()
 
     def leave(self) -> None:
-        driven.leave()
+        driver.leave()
 
     def awaited(self) -> str:
-        return driven.awaited()
+        return driver.awaited()
 
     def settled(self) -> bool:
-        return driven.settled()
+        return driver.settled()
 
 
 _executable: list[Any] = []  # in an actor: what `execute` gives to functions
@@ -146,7 +147,7 @@ class RayExecutor:
             raise ValueError(f"cpus_per_worker={cpus_per_worker!r} must be above 0 for a worker without a GPU [HVD244]")
         if gpus_per_worker is not None and not use_gpu:
             raise ValueError("gpus_per_worker needs use_gpu=True [HVD244]")
-        self._ray = driven.library("ray", "ray")
+        self._ray = driver.library("ray", "ray")
         self.settings = settings or Settings()
         self._hosts, self._per_host = num_hosts, num_workers_per_host if num_hosts else 1
         self.num_workers = num_workers or (num_hosts or 0) * num_workers_per_host
@@ -155,7 +156,7 @@ class RayExecutor:
         self._workers: list[Any] = []
         self._who: list[str] = []
         self._group: Any = None  # ours, to be removed
-        self._meeting: driven.Meeting | None = None
+        self._meeting: driver.Meeting | None = None
         self._state = "start() has not been called"
         self._places: list[tuple[str, list[Any]]] = []  # by rank: its host, its GPUs
         self._in_job: dict[int, bool] = {}  # by rank: whether it was in the job after its last call
@@ -164,7 +165,7 @@ class RayExecutor:
     @classmethod
     def create_settings(
         cls,
-        timeout_s: float = driven.START_TIMEOUT_S,
+        timeout_s: float = driver.START_TIMEOUT_S,
         ssh_identity_file: str | None = None,
         ssh_str: str | None = None,
         placement_group_timeout_s: float = 100,
@@ -220,7 +221,7 @@ class RayExecutor:
         try:
             self._place(dict(extra_env_vars or {}))
             if executable_cls is not None:
-                call = driven.call_of(_make, (executable_cls, executable_args or (), executable_kwargs or {}), {})
+                call = driver.call_of(_make, (executable_cls, executable_args or (), executable_kwargs or {}), {})
                 self._call(call)
         except BaseException:
             self._end("start() has failed")
@@ -253,7 +254,7 @@ class RayExecutor:
         if self._meeting is not None:
             self._meeting.close()
         address = self._ray.util.get_node_ip_address()
-        self._meeting = driven.Meeting(self.num_workers, address, self.settings.start_timeout)
+        self._meeting = driver.Meeting(self.num_workers, address, self.settings.start_timeout)
         hosts = [host for host, _ in self._places]
         told = []
         for rank, host in enumerate(hosts):
@@ -322,7 +323,7 @@ class RayExecutor:
             HvdRunError: a rank raised (``rank``, its traceback, and its exception as ``__cause__``) or was lost.
             TypeError: the call cannot be sent.
         """
-        return self._call(driven.call_of(fn, args, kwargs))
+        return self._call(driver.call_of(fn, args, kwargs))
 
     def run_remote(
         self, fn: Callable[..., Any], args: Sequence[Any] | None = None, kwargs: Mapping[str, Any] | None = None
@@ -341,7 +342,7 @@ class RayExecutor:
             HvdRunError: the executor has no workers.
             TypeError: the call cannot be sent.
         """
-        call = driven.call_of(fn, args, kwargs)
+        call = driver.call_of(fn, args, kwargs)
         self._ready()
         self._failed = True  # nobody tells us, so ranks leave before the next call
         return [worker.value.remote(call) for worker in self._workers]
@@ -358,7 +359,7 @@ class RayExecutor:
         Raises:
             HvdRunError: a rank raised or was lost.
         """
-        return self._call(driven.call_of(_executed, (fn,), {}))
+        return self._call(driver.call_of(_executed, (fn,), {}))
 
     def execute_single(self, fn: Callable[[Any], Any]) -> Any:
         """Run ``fn(executable)`` on rank 0 and return the result.
@@ -372,7 +373,7 @@ class RayExecutor:
         Raises:
             HvdRunError: rank 0 raised or was lost.
         """
-        return self._call(driven.call_of(_executed, (fn,), {}), [0])[0]
+        return self._call(driver.call_of(_executed, (fn,), {}), [0])[0]
 
     def _ready(self) -> None:
         """Raises HvdRunError where there are no workers."""
@@ -387,7 +388,7 @@ class RayExecutor:
         ray = self._ray
         self._ready()
         ranks, lost = range(self.num_workers) if ranks is None else ranks, False
-        gathered, watch = driven.Gathered(len(ranks)), Watch(ray, self._workers)
+        gathered, watch = driver.Gathered(len(ranks)), Watch(ray, self._workers)
         try:
             waiting = {self._workers[rank].answer.remote(call): rank for rank in ranks}
             while not gathered.over:

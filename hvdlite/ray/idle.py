@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 _LEAVE_S = 10.0
-_PAUSE_S, _PAUSE_MAX_S = 0.5, 4.0  # between questions; each sends a signal to all ranks (_core/stack.py)
+_PAUSE_S, _PAUSE_MAX_S = 0.5, 4.0  # between questions; each sends a signal to all ranks (_core/stack_dump.py)
 
 
 class Watch:

@@ -1,9 +1,9 @@
 """How does a training function of Ray Train become the ranks of a job? A backend for its trainers, and a trainer.
 
-Train's controller starts the workers and calls `on_start` there: it keeps the store (driven.py) and tells each worker
-which rank it is. The training function runs in a thread of its worker, and Train catches what it raises, so a context
-around it tells the other ranks. When Train starts its workers anew after a failure (`FailureConfig`), they are a new
-job.
+Train's controller starts the workers and calls `on_start` there: it keeps the store (executors/driver.py) and tells
+each worker which rank it is. The training function runs in a thread of its worker, and Train catches what it raises, so
+a context around it tells the other ranks. When Train starts its workers anew after a failure (`FailureConfig`), they
+are a new job.
 
 Ray's TorchTrainer needs none of this: `hvd.init()` believes its RANK and MASTER_ADDR. What this adds is that ranks hear
 at once why one has failed, a secret of the job's own, and an error that shows the cause first.
@@ -18,9 +18,11 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
-from .. import _machine, config, driven
+from .. import config
+from ..executors import driver
+from ..system import machine_id
 
-driven.library("ray.train", "ray")
+driver.library("ray.train", "ray")
 
 from ray.train.backend import Backend, BackendConfig  # noqa: E402
 from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer  # noqa: E402
@@ -36,13 +38,13 @@ def _told() -> Iterator[None]:
         yield
     except BaseException as error:
         failure = error
-        driven.tell(error)
-        if driven.is_consequence(error):
+        driver.tell(error)
+        if driver.is_consequence(error):
             time.sleep(_FOLLOWS_S)
         raise
     finally:
-        driven.leave()
-        driven.ended(environ, failure)
+        driver.leave()
+        driver.ended(environ, failure)
 
 
 @dataclass
@@ -58,7 +60,7 @@ class HvdliteConfig(BackendConfig):  # type: ignore[misc]
             DataParallelTrainer(train, backend_config=HvdliteConfig(start_timeout=60), scaling_config=scaling)
     """
 
-    start_timeout: float = driven.START_TIMEOUT_S
+    start_timeout: float = driver.START_TIMEOUT_S
 
     @property
     def backend_cls(self) -> type[Backend]:
@@ -71,18 +73,18 @@ class HvdliteConfig(BackendConfig):  # type: ignore[misc]
 
 class _Backend(Backend):  # type: ignore[misc]
     share_cuda_visible_devices = True  # hvd.local_rank() is an index into the GPUs of all ranks of its host
-    _meeting: driven.Meeting | None = None
+    _meeting: driver.Meeting | None = None
 
     def on_start(self, worker_group: Any, backend_config: HvdliteConfig) -> None:
         import ray
 
-        hosts = worker_group.execute(_machine.host_id)
+        hosts = worker_group.execute(machine_id.host_id)
         address = ray.util.get_node_ip_address()
-        self._meeting = driven.Meeting(len(hosts), address, backend_config.start_timeout)
+        self._meeting = driver.Meeting(len(hosts), address, backend_config.start_timeout)
         told = []
         for rank, host in enumerate(hosts):
             environ = self._meeting.environ(rank, (hosts[:rank].count(host), hosts.count(host)))
-            told.append(worker_group.execute_single_async(rank, driven.become, environ))
+            told.append(worker_group.execute_single_async(rank, driver.become, environ))
         ray.get(told)
 
     def on_shutdown(self, worker_group: Any, backend_config: HvdliteConfig) -> None:

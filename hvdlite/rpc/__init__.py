@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..process_set import global_process_set, rank_in
+from ..process_sets.process_set import global_process_set, rank_in
 from .calls import running, start
 from .messages import whole
 from .references import Ref, make

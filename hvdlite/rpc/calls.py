@@ -26,8 +26,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from .. import _core, _life, config
+from .. import _core, config
 from ..errors import HvdError
+from ..lifecycle import init
 from .messages import TEXT_MAX, found, pickled, places, raised, taken, unpickled, whole
 from .sockets import Sockets
 from .tables import Future, Kept, Waiting
@@ -290,7 +291,7 @@ def start(threads: int = 8) -> None:
 
     _running = Calls(threads, Ref)
     _running.run()
-    _life.closers.append(_running.close)
+    init.closers.append(_running.close)
 
 
 def running() -> Calls:

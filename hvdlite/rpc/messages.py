@@ -25,8 +25,8 @@ from typing import Any
 
 import cloudpickle
 
-from .._curve import MESSAGE_MAX
 from ..errors import HvdError
+from ..security.curve import MESSAGE_MAX
 
 BODY_MAX = MESSAGE_MAX - 64  # a frame is a little longer when it is encrypted
 TEXT_MAX = 1 << 20  # characters of a traceback

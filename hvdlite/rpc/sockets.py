@@ -1,7 +1,7 @@
 """How do the messages of calls get to another rank and back? ZeroMQ sockets, which any thread may send by.
 
 A ROUTER takes the messages of all ranks (also this one), a DEALER to each rank sends them. Answers go back this way.
-All messages are under CURVE with keys of this job (_curve.py).
+All messages are under CURVE with keys of this job (security/curve.py).
 
 What is to be sent goes into a queue. The thread that has put it there empties the queue, if no other holds the lock of
 the sockets; else a bell tells the thread that receives to do it. `post` rings the bell always. It never waits and takes
@@ -23,11 +23,13 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from .. import _files, _opening, _sealed
-from .._curve import Door, Keys, bounded, zmq_for
-from .._gate import Gate
-from .._interrupts import Deferred
-from ..objects import allgather_object, broadcast_object
+from ..ops.objects import allgather_object, broadcast_object
+from ..process_sets import open
+from ..security import signed_pickle
+from ..security.curve import Door, Keys, bounded, zmq_for
+from ..security.zmq_gate import Gate
+from ..system import open_files
+from ..system.interrupts import Deferred
 
 Frames = list[bytes]
 LOOK_S = 0.1
@@ -43,7 +45,7 @@ class Sockets:
     def __init__(self, rank: int, size: int, lost: Callable[[int, Frames], None]) -> None:
         self.rank, self.size, self.gone = rank, size, set[int]()
         self._lost, self._zmq = lost, zmq_for("hvd.rpc")
-        _files.allow(6 * size, f"rank {rank}", f"for calls of {size} ranks")  # 2 sockets each, 3 bells
+        open_files.allow(6 * size, f"rank {rank}", f"for calls of {size} ranks")  # 2 sockets each, 3 bells
         self._context = self._zmq.Context()
         self._context.max_sockets = size + 16
         self.gate: Gate | None = None
@@ -63,9 +65,9 @@ class Sockets:
 
     def _open(self) -> None:
         """Binds, tells the others where, and connects to all."""
-        zmq, ip = self._zmq, _opening.address()
+        zmq, ip = self._zmq, open.address()
         nonce = broadcast_object(os.urandom(32), 0, name="hvd.rpc.start")
-        keys = Keys(hmac.digest(_sealed.current().key, nonce, "sha256"), "rpc", zmq)
+        keys = Keys(hmac.digest(signed_pickle.current().key, nonce, "sha256"), "rpc", zmq)
         self.door = Door(self._context, keys, zmq)
         self._router = self._socket(zmq.ROUTER)
         keys.serve(self._router, self.rank)

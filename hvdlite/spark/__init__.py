@@ -20,10 +20,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from .. import config, driven
-from .._coded import coded
-from .._warned import warn
+from .. import config
 from ..errors import HvdRunError
+from ..errors.codes import coded
+from ..errors.user_warning import warn
+from ..executors import driver
 
 _OF_JOB = ("spark.jobGroup.id", "spark.job.description", "spark.job.interruptOnCancel")
 _GRACE_S = 1.5  # after the first failure, for others that may be its cause
@@ -83,7 +84,7 @@ def run(
         if locals()[name]:
             warn(f"hvdlite.spark.run: {name} has no effect: Spark starts the ranks [HVD804]")
             break
-    call, given = driven.call_of(fn, args, kwargs), driven.variables(env)
+    call, given = driver.call_of(fn, args, kwargs), driver.variables(env)
     context, size = placed(num_proc)
     return _Stage(context, size, _limit(start_timeout)).make(call, given)
 
@@ -119,7 +120,7 @@ def placed(num_proc: int | None) -> tuple[Any, int]:
 
 
 def _active() -> Any:
-    found = getattr(driven.library("pyspark", "spark"), "SparkContext", None)
+    found = getattr(driver.library("pyspark", "spark"), "SparkContext", None)
     context = None if found is None else found._active_spark_context
     if context is None:
         from pyspark.sql.utils import is_remote
@@ -133,7 +134,7 @@ def _limit(start_timeout: float | None) -> float:
     name, option = "HOROVOD_SPARK_START_TIMEOUT", config.option_of("start_timeout")
     text = config.environ().get(name) if start_timeout is None else str(start_timeout)
     if text is None:
-        return driven.START_TIMEOUT_S
+        return driver.START_TIMEOUT_S
     return float(config.parse(option, text, name if start_timeout is None else "start_timeout"))
 
 
@@ -149,13 +150,13 @@ class _Stage:
 
         host = self._context.getConf().get("spark.driver.host")
         try:
-            meeting = driven.Meeting(self._size, host, self._limit)
+            meeting = driver.Meeting(self._size, host, self._limit)
         except OSError as error:
             raise HvdRunError(f"the driver cannot listen at spark.driver.host={host}: {error} [HVD114]") from None
-        gathered = driven.Gathered(self._size)
+        gathered = driver.Gathered(self._size)
         ends = [threading.Timer(self._limit, self._end_unstarted), threading.Timer(_GRACE_S, self._cancel)]
 
-        def hear(answer: driven.Answer) -> None:
+        def hear(answer: driver.Answer) -> None:
             gathered.answer(answer)
             if ends[1].ident is None:
                 ends[1].start()
@@ -219,14 +220,14 @@ class _Failures:
     """What failed on ranks, for one of Spark's accumulators: the driver hears of it as the task ends, not when all have
     ended (another rank may compute on for hours)."""
 
-    def __init__(self, hear: Callable[[driven.Answer], None] | None = None) -> None:
+    def __init__(self, hear: Callable[[driver.Answer], None] | None = None) -> None:
         self.hear = hear  # None: in a worker, and once the job is over
 
-    def zero(self, value: list[driven.Answer]) -> list[driven.Answer]:
+    def zero(self, value: list[driver.Answer]) -> list[driver.Answer]:
         """What a worker begins with."""
         return value
 
-    def addInPlace(self, held: list[driven.Answer], more: list[driven.Answer]) -> list[driven.Answer]:
+    def addInPlace(self, held: list[driver.Answer], more: list[driver.Answer]) -> list[driver.Answer]:
         """In a worker by the task, in the driver as the task ends."""
         if (hear := self.hear) is not None:
             for answer in more:
@@ -249,11 +250,11 @@ def _named(text: str) -> tuple[int | None, str]:
 
 def _task(
     call: bytes, environs: Sequence[Mapping[str, str | None]], told: Any, _: Iterable[Any]
-) -> list[driven.Answer]:
+) -> list[driver.Answer]:
     """What a rank does, in a worker of Spark's."""
     from pyspark import BarrierTaskContext
 
-    answer = driven.made(environs[BarrierTaskContext.get().partitionId()], call)
-    if answer.kind != driven.RETURNED:
+    answer = driver.made(environs[BarrierTaskContext.get().partitionId()], call)
+    if answer.kind != driver.RETURNED:
         told.add([answer])
     return [answer]

@@ -16,13 +16,13 @@ from typing import Any
 
 import numpy as np
 
-from .. import driven
+from ..executors import driver
 from . import placed, run
 from .rows import Rows, array_of, column_of
 from .store import Store
 
 for _name in ("pyspark", "pyarrow", "pandas"):  # pandas: Spark's mapInArrow asks for it
-    driven.library(_name, "spark")
+    driver.library(_name, "spark")
 _ml = import_module("pyspark.ml")
 TRAIN, VALIDATION, CHECKPOINT = "train", "validation", "checkpoint"
 _INPUT = "hvdlite_input_{}"  # columns that the model reads, beside those of the DataFrame

@@ -13,7 +13,7 @@ import re
 from typing import Any
 from urllib.parse import quote
 
-from .. import driven
+from ..executors import driver
 
 _PLACE = re.compile(r"[A-Za-z][\w+.-]*:(//[^/]*)?(?=/|$)")  # Spark's paths may begin with file:/
 
@@ -51,7 +51,7 @@ class Store:
         """A file system of pyarrow, and the path in it."""
         end = _PLACE.match(self.url).end()  # type: ignore[union-attr]
         uri = self.url[:end] + quote(self.url[end:])
-        system, path = driven.library("pyarrow.fs", "spark").FileSystem.from_uri(uri)
+        system, path = driver.library("pyarrow.fs", "spark").FileSystem.from_uri(uri)
         return system, posixpath.join(path, *names)
 
     def url_of(self, *names: str) -> str:

@@ -17,8 +17,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-from .. import _public, data
-from .._public import *  # noqa: F403
+from .. import _api, data
+from .._api import *  # noqa: F403
 from . import elastic, ops
 from .compression import Compression
 from .consistency import check_consistency
@@ -59,4 +59,4 @@ __all__ = [
     "elastic",
 ]
 __all__ += ops.__all__
-__all__ += _public.__all__
+__all__ += _api.__all__

@@ -18,8 +18,8 @@ import numpy as np
 import tensorflow as tf
 
 from .. import _core
-from ..adapter import View
 from ..numpy import NumpyAdapter
+from ..ops.adapter import View
 
 _ALIGNMENT = 64
 DTYPES: dict[tf.DType, int] = {

@@ -13,7 +13,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from ..ops.terms import Compressor, NoneCompressor
+from ..ops.arguments import Compressor, NoneCompressor
 
 
 class _Narrow(Compressor):

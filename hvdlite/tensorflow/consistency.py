@@ -1,8 +1,8 @@
 """check_consistency for TensorFlow: which variables of a model and an optimizer are compared, and their bits.
 
-The comparison itself is every adapter's (../consistency.py). Variables are matched by their places in the list, as they
-are when they are sent: what a rank has loaded from a file may be called otherwise there. It is made eagerly: in a graph
-there are no values yet.
+The comparison itself is every adapter's (../training/consistency.py). Variables are matched by their places in the
+list, as they are when they are sent: what a rank has loaded from a file may be called otherwise there. It is made
+eagerly: in a graph there are no values yet.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from ..consistency import Bits, Leaf, compare, step_of
-from ..process_set import ProcessSet, global_process_set
+from ..process_sets.process_set import ProcessSet, global_process_set
+from ..training.consistency import Bits, Leaf, compare, step_of
 from .adapter import array_of
 
 REMEDY = "Start all ranks from one state with hvd.broadcast_variables; change it on all alike."

@@ -25,12 +25,12 @@ import numpy as np
 import tensorflow as tf
 
 from .. import _core
-from .._warned import warn
 from ..elastic import ObjectState, State, reset, run_fn
 from ..errors import HorovodInternalError
+from ..errors.user_warning import warn
 from ..keras.elastic import KerasState
-from ..objects import broadcast_object
-from ..optimizer import windows
+from ..ops.objects import broadcast_object
+from ..training.gradient_tracker import windows
 from .functions import broadcast_variables
 
 

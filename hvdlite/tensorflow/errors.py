@@ -16,7 +16,6 @@ from typing import Any
 import tensorflow as tf
 
 from .. import _core
-from .._coded import coded
 from ..errors import (
     HorovodInternalError,
     HvdArgumentError,
@@ -29,6 +28,7 @@ from ..errors import (
     HvdSparseError,
     HvdTimeoutError,
 )
+from ..errors.codes import coded
 
 _CLASSES: tuple[tuple[type[Exception], type[tf.errors.OpError]], ...] = (
     (HvdMismatchError, tf.errors.FailedPreconditionError),

@@ -1,9 +1,9 @@
 """State from rank to rank: variables and Python objects.
 
 Variables are sent all at once, by their places in the list, and assigned when they have come; in tf.function the
-assignments are nodes. How many there are, and of what shapes, is compared first (../keras/lists.py): places in lists of
-other lengths never meet. So is the order of their names, where ranks have the same names (../keras/order.py): what a
-rank has loaded from a file may be called otherwise there.
+assignments are nodes. How many there are, and of what shapes, is compared first (../keras/list_check.py): places in
+lists of other lengths never meet. So is the order of their names, where ranks have the same names
+(../keras/order_check.py): what a rank has loaded from a file may be called otherwise there.
 
 Objects travel as in all of hvdlite. What needs a session of TensorFlow 1 works on the variables of a graph or says so.
 """
@@ -15,13 +15,12 @@ from typing import Any
 
 import tensorflow as tf
 
-from .. import objects
-from ..keras.checked import check_process_set
-from ..keras.lists import SAME_VARIABLES, Listed
+from ..keras.arguments import check_process_set
+from ..keras.list_check import SAME_VARIABLES, Listed
 from ..keras.naming import everywhere
-from ..keras.order import Order
-from ..ops import Max, Terms
-from ..process_set import ProcessSet, global_process_set
+from ..keras.order_check import Order
+from ..ops import Max, Terms, objects
+from ..process_sets.process_set import ProcessSet, global_process_set
 from .ops.order import once_more
 from .ops.run import agree, run
 

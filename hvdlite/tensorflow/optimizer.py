@@ -20,12 +20,12 @@ import tensorflow as tf
 from .. import _core
 from ..keras.optimizer import DistributedOptimizer as _of_keras
 from ..ops import Adasum, Average
-from ..ops.terms import NoneCompressor
-from ..optimizer import check_passes, windows
-from ..process_set import ProcessSet, global_process_set
+from ..ops.arguments import NoneCompressor
+from ..process_sets.process_set import ProcessSet, global_process_set
+from ..training.gradient_tracker import check_passes, windows
+from .accumulation import Passes
 from .functions import broadcast_global_variables
 from .ops.order import branch
-from .passes import Passes
 from .reducer import Reducer, key_of
 
 made_in: str | None = None  # what the classes of distributed optimizers say about where they are from; None: the base's

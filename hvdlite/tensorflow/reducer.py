@@ -6,7 +6,7 @@ in the order of the program, so the last layer's gradient travels while those of
 
 `groups` makes gradients travel as one; results do not depend on it. Gradients that are None stay None: a variable must
 have a gradient on all ranks or on none. Sparse ones are gathered, or made dense (`sparse_as_dense`). Whether all ranks
-have the same list is asked before anything of it travels, in a graph while backward runs: see ../keras/lists.py.
+have the same list is asked before anything of it travels, in a graph while backward runs: see ../keras/list_check.py.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from typing import Any
 
 import tensorflow as tf
 
-from .. import measured
+from .. import metrics
 from ..errors import HvdArgumentError
-from ..keras.checked import check_terms
-from ..keras.lists import SAME_GRADIENTS, Listed
+from ..keras.arguments import check_terms
+from ..keras.list_check import SAME_GRADIENTS, Listed
 from ..keras.naming import everywhere
 from ..ops import Average, Sum, Terms, op_of
-from ..ops.terms import NoneCompressor, compress
-from ..process_set import ProcessSet, global_process_set
+from ..ops.arguments import NoneCompressor, compress
+from ..process_sets.process_set import ProcessSet, global_process_set
+from .initial_check import Rounds, data, start
 from .ops import allreduce
 from .ops.gradients import differentiable
 from .ops.order import once_more
 from .ops.run import agree
-from .start import Rounds, data, start
 
 
 def key_of(variable: Any) -> Any:
@@ -138,7 +138,7 @@ class Reducer:
     def _stepped(self) -> None:
         """Eagerly this is a step; while a graph is made it is none: csrc/tensorflow/list.c tells of those."""
         if tf.executing_eagerly():
-            measured.step(self)
+            metrics.step(self)
 
     def _agreed(self, prefix: str, found: list[Any], owners: list[Any]) -> list[Any]:
         """Nothing of a list travels before all ranks are seen to have the same."""

@@ -18,11 +18,11 @@ from typing import Any
 import tensorflow as tf
 
 from .. import _core
+from ..keras.arguments import check_process_set
 from ..keras.backend import keras, legacy
-from ..keras.checked import check_process_set
 from ..keras.naming import everywhere
 from ..ops import Sum
-from ..process_set import ProcessSet, global_process_set, process_sets
+from ..process_sets.process_set import ProcessSet, global_process_set, process_sets
 from .ops import allreduce
 from .ops.order import once_more
 

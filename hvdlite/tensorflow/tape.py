@@ -17,10 +17,10 @@ from typing import Any
 import tensorflow as tf
 
 from ..ops import Average
-from ..ops.terms import NoneCompressor
-from ..process_set import ProcessSet, global_process_set
+from ..ops.arguments import NoneCompressor
+from ..process_sets.process_set import ProcessSet, global_process_set
+from .initial_check import data_of_tapes
 from .reducer import Reducer
-from .start import data_of_tapes
 
 
 class _Distributed:

@@ -13,11 +13,11 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from .. import _public, data
-from .._public import *  # noqa: F403
+from .. import _api, data
+from .._api import *  # noqa: F403
 from .compression import Compression
+from .graph_break import keep_off_graph as _keep_off_graph
 from .memory import empty
-from .off_graph import keep_off_graph as _keep_off_graph
 from .ops import collectives as _ops
 from .ops.sparse import sparse_allreduce_async
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from . import elastic
     from .consistency import check_consistency
     from .optimizer import DistributedOptimizer, WeightedAverage, uneven_inputs
-    from .state import broadcast_optimizer_state, broadcast_parameters, broadcast_state
+    from .state_broadcast import broadcast_optimizer_state, broadcast_parameters, broadcast_state
     from .sync_batch_norm import SyncBatchNorm, convert_sync_batchnorm
 
 _LATER = {  # on first use: more than half of the import, and not for those who come for torch.distributed
@@ -33,7 +33,7 @@ _LATER = {  # on first use: more than half of the import, and not for those who 
     "ps": ("ps",),
     "consistency": ("check_consistency",),
     "optimizer": ("DistributedOptimizer", "WeightedAverage", "uneven_inputs"),
-    "state": ("broadcast_optimizer_state", "broadcast_parameters", "broadcast_state"),
+    "state_broadcast": ("broadcast_optimizer_state", "broadcast_parameters", "broadcast_state"),
     "sync_batch_norm": ("SyncBatchNorm", "convert_sync_batchnorm"),
 }
 _ELSEWHERE = {"rpc": "hvdlite.rpc"}
@@ -88,7 +88,7 @@ __all__ = [
     "sparse_allreduce_async",
     "uneven_inputs",
 ]
-__all__ += _public.__all__
+__all__ += _api.__all__
 __all__ += [
     "allgather",
     "allgather_async",

@@ -1,7 +1,7 @@
 """PyTorch's tensors, by address: no copy, and bfloat16 and float8, which NumPy has not, like any other dtype.
 
 Tensors lie in CPU memory or on a GPU of CUDA (device.py); another device is a ValueError. Subclasses of Tensor
-(Parameter) are welcome, sparse tensors are not, nor what has no memory of its own (owned.py).
+(Parameter) are welcome, sparse tensors are not, nor what has no memory of its own (storage_check.py).
 
 A tensor that is dense in another order (channels_last) is not contiguous here and is copied: two ranks may hold one
 gradient in two orders, and adding their memory element by element would be wrong without any sign of it.
@@ -14,8 +14,8 @@ from typing import Any
 import torch
 
 from .. import _core
-from ..adapter import Device, View
-from . import owned
+from ..ops.adapter import Device, View
+from . import storage_check
 from .device import current, device_of
 
 DTYPES: dict[torch.dtype, int] = {
@@ -46,7 +46,7 @@ class TorchAdapter:
                 f"expected a torch.Tensor, not {type(value).__module__}.{type(value).__qualname__}: "
                 "wrap a number or an array in torch.tensor [HVD201]"
             )
-        if writable and not owned.wrapped(value) and owned.overlaps(owned.bare(value)):
+        if writable and not storage_check.wrapped(value) and storage_check.overlaps(storage_check.bare(value)):
             raise ValueError(
                 f"elements of this tensor of shape {list(value.shape)} share memory, as in an expanded tensor, so it "
                 "cannot be overwritten: use the function without the trailing underscore, or tensor.contiguous() "
@@ -55,10 +55,10 @@ class TorchAdapter:
         return value
 
     def view(self, tensor: torch.Tensor) -> View:
-        why = owned.wrapped(tensor)
+        why = storage_check.wrapped(tensor)
         if why is not None:
             raise ValueError(f"the tensor is {why} [HVD203]")
-        tensor = owned.bare(tensor)
+        tensor = storage_check.bare(tensor)
         if tensor.layout is not torch.strided:
             raise ValueError(
                 f"a tensor of layout {tensor.layout} is not supported: make it dense with .to_dense(), "
@@ -72,13 +72,13 @@ class TorchAdapter:
             raise ValueError(
                 f"Tensor type {tensor.dtype} is not supported; supported: {supported}{_remedy(tensor)} [HVD202]"
             )
-        address = owned.address_of(tensor)
+        address = storage_check.address_of(tensor)
         contiguous = tensor.is_contiguous() and not tensor.is_neg()
         return View(address, tensor.shape, dtype, contiguous, None if tensor.is_cpu else device_of(tensor))
 
     def form(self, tensor: Any) -> Any:
         if (
-            tensor.__class__ in owned.PLAIN
+            tensor.__class__ in storage_check.PLAIN
             and tensor.layout is _STRIDED
             and tensor.is_cpu
             and not tensor.is_nested  # which has no shape
@@ -89,17 +89,17 @@ class TorchAdapter:
         return None
 
     def address(self, tensor: torch.Tensor) -> int:
-        return owned.address_of(tensor)
+        return storage_check.address_of(tensor)
 
     def memory(self, tensor: torch.Tensor) -> Any:
-        return owned.bare(tensor).untyped_storage()  # `tensor.data = other`, as in module.half(), lets go of it
+        return storage_check.bare(tensor).untyped_storage()  # `tensor.data = other`, as in module.half(), lets go of it
 
     def twin(self, tensor: torch.Tensor) -> tuple[torch.Tensor, int]:
         made = torch.empty_like(tensor, requires_grad=False, memory_format=torch.contiguous_format)
         return made, made.data_ptr()
 
     def like(self, tensor: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
-        tensor = owned.bare(tensor)
+        tensor = storage_check.bare(tensor)
         return torch.empty(shape, dtype=tensor.dtype, device=tensor.device)
 
     def new(self, shape: tuple[int, ...], dtype: str) -> torch.Tensor:
@@ -112,7 +112,7 @@ class TorchAdapter:
         return current() if torch.cuda.is_available() else None
 
     def contiguous(self, tensor: torch.Tensor) -> torch.Tensor:
-        return owned.bare(tensor).detach().resolve_neg().contiguous()
+        return storage_check.bare(tensor).detach().resolve_neg().contiguous()
 
     def copy(self, into: torch.Tensor, source: torch.Tensor) -> None:
         with torch.no_grad():

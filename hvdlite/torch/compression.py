@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from ..ops.terms import Compressor, NoneCompressor
+from ..ops.arguments import Compressor, NoneCompressor
 from .adapter import TorchAdapter
 
 _ADAPTER = TorchAdapter()

@@ -1,8 +1,8 @@
 """check_consistency for PyTorch: what of a model and its optimizer is compared, and where the bits of a tensor lie.
 
-The comparison itself is every adapter's (../consistency.py). Tensors of devices are copied to the CPU one by one;
-sparse ones are compared by their coalesced indices and values, since the order of duplicates means nothing. What is no
-tensor (a learning rate in an optimizer's state, an array) is read there, but for generators of random numbers.
+The comparison itself is every adapter's (../training/consistency.py). Tensors of devices are copied to the CPU one by
+one; sparse ones are compared by their coalesced indices and values, since the order of duplicates means nothing. What
+is no tensor (a learning rate in an optimizer's state, an array) is read there, but for generators of random numbers.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 
-from ..consistency import Bits, Leaf, compare, leaves_of, named_leaves
-from ..process_set import ProcessSet, global_process_set
-from . import owned
-from .state import module_tensors
+from ..process_sets.process_set import ProcessSet, global_process_set
+from ..training.consistency import Bits, Leaf, compare, leaves_of, named_leaves
+from . import storage_check
+from .state_broadcast import module_tensors
 
 
 def check_consistency(model: Any, optimizer: Any = None, process_set: ProcessSet = global_process_set) -> None:
@@ -63,15 +63,15 @@ def _leaves(model: Any, optimizer: Any) -> list[Leaf]:
 
 def _check(name: str, tensor: torch.Tensor) -> None:
     """ValueError for what has no bits, or not all of them."""
-    why = owned.wrapped(tensor)
+    why = storage_check.wrapped(tensor)
     if why is None and tensor.is_meta:
         why = "a meta tensor: it has no bits"
     if why is not None:
         raise ValueError(f"check_consistency: {name!r} is {why} [HVD237]")
-    tensor = owned.bare(tensor)
+    tensor = storage_check.bare(tensor)
     if tensor.layout is torch.strided:
         try:
-            owned.address_of(tensor)
+            storage_check.address_of(tensor)
         except ValueError as error:
             raise ValueError(f"check_consistency: {name!r}: {error}") from None
 
@@ -82,7 +82,7 @@ def bits(value: Any) -> Bits | None:
         return Bits((), f"generator {value.device}", [_block(value.get_state())])
     if not isinstance(value, torch.Tensor):
         return None
-    value = owned.bare(value).detach()
+    value = storage_check.bare(value).detach()
     dtype = str(value.dtype).removeprefix("torch.")
     if value.layout is torch.strided:
         return Bits(tuple(value.shape), dtype, [_block(value)])

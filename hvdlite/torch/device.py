@@ -17,7 +17,8 @@ from typing import Any
 
 import torch
 
-from .. import _core, gpu, guard
+from .. import _core
+from .._core import gpu_libraries, nan_guard
 from ..errors import HvdError
 
 
@@ -128,7 +129,7 @@ def settled() -> None:
 def device_of(tensor: torch.Tensor) -> CudaDevice:
     """The device of a tensor on a GPU."""
     device = _device(tensor.get_device())
-    return device if not guard.looks() else GuardedDevice(device.number - 1, tensor)
+    return device if not nan_guard.looks() else GuardedDevice(device.number - 1, tensor)
 
 
 def current() -> CudaDevice:
@@ -138,5 +139,5 @@ def current() -> CudaDevice:
 
 @functools.cache
 def _device(index: int) -> CudaDevice:
-    gpu.find()
+    gpu_libraries.find()
     return CudaDevice(index)

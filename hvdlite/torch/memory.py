@@ -1,8 +1,8 @@
 """Tensors in plane memory, which all ranks of a host map: they are reduced in place, without a copy.
 
-See hvdlite.memory. Such a tensor is like any other: views keep its memory, and a copy (deepcopy, clone, torch.save and
-load) has memory of its own. `empty` is for users; the optimizer moves gradients there by itself, many in one block
-(`optimizer/places`).
+See hvdlite._core.memory. Such a tensor is like any other: views keep its memory, and a copy (deepcopy, clone,
+torch.save and load) has memory of its own. `empty` is for users; the optimizer moves gradients there by itself, many in
+one block (`optimizer/places`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from .. import _core
-from ..memory import block, shape_of
+from .._core.memory import block, shape_of
 from .ops import plain
 
 

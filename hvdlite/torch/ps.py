@@ -29,7 +29,7 @@ from torch.nn import functional
 
 from .. import ps as _tables
 from ..ps import *  # noqa: F403
-from .off_graph import keep_off_graph
+from .graph_break import keep_off_graph
 
 _SLICE = 1 << 16  # rows that materialize pulls at a time
 
@@ -175,6 +175,6 @@ class EmbeddingBag(_Lookup):
 
 keep_off_graph(Embedding.forward, EmbeddingBag.forward)
 
-from .ps_group import EmbeddingBagCollection, EmbeddingCollection  # noqa: E402  # which need the classes above
+from .ps_table_group import EmbeddingBagCollection, EmbeddingCollection  # noqa: E402  # which need the classes above
 
 __all__ = [*_tables.__all__, "Embedding", "EmbeddingBag", "EmbeddingBagCollection", "EmbeddingCollection"]

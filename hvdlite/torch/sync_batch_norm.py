@@ -21,7 +21,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import is_lazy
 
 from ..ops import Sum
-from ..process_set import ProcessSet, global_process_set
+from ..process_sets.process_set import ProcessSet, global_process_set
 from .ops import plain
 
 

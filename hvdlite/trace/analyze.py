@@ -20,10 +20,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from .._numbers import as_runs
+from ..errors.rank_ranges import as_runs
 from . import attempts
 from .events import BadRecord, Event, Record, Waiting, read_record
-from .plain import no_folder
+from .regular_file import no_folder
 
 HELP = "name the rank and the collective at fault"
 TIMEOUT = -7  # HVD_ETIMEOUT: who lost patience is not to blame

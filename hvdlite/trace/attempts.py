@@ -1,10 +1,10 @@
 """Which files in a folder are of one attempt? Those of the newest, unless an older one is asked for.
 
 A job that is started again, or a process that becomes a rank once more, writes into the same folder. What lay there
-before was renamed NAME.1, the one before that NAME.2, and so on (csrc/engine/record/keep.c); but a rank that was killed
-has left no record, and its plain name is of an attempt before the others'. So it is not the names that tell attempts
-apart: each file says in its beginning whose it is, "job":"...","epoch":N, and when it was begun or written. So the
-epochs of an elastic job are attempts here, and two processes that had one rank are in two of them.
+before was renamed NAME.1, the one before that NAME.2, and so on (csrc/engine/flight_recorder/rotation.c); but a rank
+that was killed has left no record, and its plain name is of an attempt before the others'. So it is not the names that
+tell attempts apart: each file says in its beginning whose it is, "job":"...","epoch":N, and when it was begun or
+written. So the epochs of an elastic job are attempts here, and two processes that had one rank are in two of them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from .plain import opened
+from .regular_file import opened
 
 HEAD_BYTES = 4096
 _LIFE = re.compile(rb'"job":\s?"([^"\\]{0,64})",\s?"epoch":\s?(\d{1,20})')

@@ -17,7 +17,7 @@ SUBCOMMANDS = {
     "merge": "hvdlite.trace.merge",
     "report": "hvdlite.trace.report",
     "serve": "hvdlite.trace.serve",
-    "predict": "hvdlite.predict.command",
+    "predict": "hvdlite.predict.cli",
 }
 
 

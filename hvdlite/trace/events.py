@@ -12,7 +12,7 @@ import json
 import os
 from typing import Any, NamedTuple
 
-from .plain import opened
+from .regular_file import opened
 
 FORMAT = "hvdlite-flight-1"
 BYTES_MAX = 1 << 28  # of a record: 65,536 events are 16 MB

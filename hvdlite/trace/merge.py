@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 from . import attempts
 from .events import BYTES_MAX, BadRecord, read_record
-from .plain import opened
+from .regular_file import opened
 from .spans import Row, Spans
 
 HELP = "merge the timelines or flight records of all ranks into one file"

@@ -14,10 +14,11 @@ import sys
 import threading
 from typing import TYPE_CHECKING, Any
 
-from .. import _core, _records, config
-from .._coded import coded
+from .. import _core, config
 from .._core import ffi, lib
-from ..options import DYNAMIC
+from ..config.options import DYNAMIC
+from ..errors.codes import coded
+from . import directory
 
 if TYPE_CHECKING:
     from ..config import Settings
@@ -155,7 +156,7 @@ def _stop() -> None:
 def begin(settings: Settings) -> None:
     """This process has become a rank."""
     values = settings.values
-    _state.asked = values["trace_dir"] is not None and values["trace_dir"] not in _records.OFF
+    _state.asked = values["trace_dir"] is not None and values["trace_dir"] not in directory.OFF
     _listen(values["trace_signal"])
     path = values["timeline"]
     if path is not None and path != DYNAMIC:
@@ -221,7 +222,7 @@ def end() -> None:
         elif _state.asked and not failed:
             _dump(None, lib.HVD_WHY_ASKED)
         if (failed or raised) and not _state.asked:
-            _records.prune(config.environ())
+            directory.prune(config.environ())
     except ValueError:
         pass  # no folder is wanted
     except Exception as error:

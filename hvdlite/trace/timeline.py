@@ -21,7 +21,7 @@ import threading
 import time
 
 from .. import _core
-from .._coded import coded
+from ..errors.codes import coded
 from .spans import Row, Spans
 
 SLOWEST_S, FASTEST_S = 0.1, 0.001
@@ -70,8 +70,8 @@ class Timeline:
         self._thread.start()
 
     def _make_folder(self) -> None:
-        """As the recorder makes its own (csrc/engine/record/record.c), with the same mode: it may be the same, and all
-        ranks of a host may be at it."""
+        """As the recorder makes its own (csrc/engine/flight_recorder/dump.c), with the same mode: it may be the same,
+        and all ranks of a host may be at it."""
         folder = os.path.dirname(self.path) or "."
         try:
             os.makedirs(folder, exist_ok=True)

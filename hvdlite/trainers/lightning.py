@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..measured import StepLogger
+from ..metrics import StepLogger
 
 try:
     from lightning.pytorch import Callback

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..measured import StepLogger
+from ..metrics import StepLogger
 
 try:
     from transformers import TrainerCallback

@@ -15,8 +15,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..hosts import Host
-from ..places import is_here
+from ..hosts.hosts import Host
+from ..placement.host_flags import is_here
 
 QUIET_S = 600.0  # after which the failures of a host are forgotten
 RETRY_S = 1.0  # at least, until a host that could not be reached is tried again

@@ -23,9 +23,10 @@ import time
 from typing import Any
 
 from hvdlite import config
-from hvdlite._coded import coded, uncoded
+from hvdlite.errors.codes import coded, uncoded
 
-from .. import hosts, process
+from ..agent import process
+from ..hosts import hosts
 
 EVERY_S = 1.0  # from the end of a run to the next, as Horovod has it
 LIMIT_S = 30.0

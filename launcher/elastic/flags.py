@@ -18,13 +18,15 @@ from functools import partial
 from typing import Any
 
 from hvdlite import config
-from hvdlite._coded import coded, uncoded
+from hvdlite.errors.codes import coded, uncoded
 
-from .. import gathering, hosts, places, rsh, ssh
-from ..plan import Elastic, Plan
+from ..control.plan import Elastic, Plan
+from ..hosts import hosts
+from ..placement import host_flags
+from ..starters import agent_startup, rsh, ssh
+from ..store.elastic_members import Terms
+from ..store.elastic_process_end import EXCEPTION
 from .discovery import DiscoveryError, DiscoveryScript
-from .ends import EXCEPTION
-from .members import Terms
 
 Pause = Callable[[float], object]
 COOLDOWN_S = ("5", "300")
@@ -77,10 +79,10 @@ def of(
 ) -> Elastic | None:
     """None: the ranks stay. values: of options. pause: between answers of the script; it may raise. May set asked.hosts
     and asked.np. Raises places.PlaceError."""
-    if not places.come_and_go(asked):
+    if not host_flags.come_and_go(asked):
         for name in _MORE:
             if getattr(asked, name) is not None:
-                raise places.PlaceError(
+                raise host_flags.PlaceError(
                     f"{_flag(name)} is for jobs whose ranks come and go: it needs --min-np, --max-np or "
                     "--host-discovery-script [HVD703]"
                 )
@@ -88,17 +90,17 @@ def of(
     _refuse(asked, values["servers"])
     terms = _terms(asked, environ, values)
     low, high = (
-        places.number("--blacklist-cooldown-range", each, 0, "seconds")
+        host_flags.number("--blacklist-cooldown-range", each, 0, "seconds")
         for each in asked.blacklist_cooldown_range or COOLDOWN_S
     )
     if low > high:
-        raise places.PlaceError(f"--blacklist-cooldown-range {low} {high}: LOW is more than HIGH [HVD704]")
+        raise host_flags.PlaceError(f"--blacklist-cooldown-range {low} {high}: LOW is more than HIGH [HVD704]")
     slots = _number(asked, "slots_per_host", 1, "slots", 1)
     starter = rsh.agent_of(environ) or ssh.Ssh(
-        places.port_of("--ssh-port", asked.ssh_port), asked.ssh_identity, asked.ssh_options or []
+        host_flags.port_of("--ssh-port", asked.ssh_port), asked.ssh_identity, asked.ssh_options or []
     )
-    also = places.forwarded(asked, environ)
-    later = gathering.Gather(starter, places.interfaces_of(asked), values["start_timeout"], also)
+    also = host_flags.forwarded(asked, environ)
+    later = agent_startup.Gather(starter, host_flags.interfaces_of(asked), values["start_timeout"], also)
     script = None
     if asked.host_discovery_script is not None:
         script = DiscoveryScript(asked.host_discovery_script, slots or 1, asked.script_folder)
@@ -112,7 +114,7 @@ def of(
     return Elastic(terms, script, (), (float(low), float(high)), gather=later, tolerated=_tolerated(asked.tolerate))
 
 
-def placed(elastic: Elastic | None, where: places.Places) -> Elastic | None:
+def placed(elastic: Elastic | None, where: host_flags.Places) -> Elastic | None:
     """With the hosts that the command line has led to. Raises places.PlaceError."""
     if elastic is None:
         return None
@@ -121,7 +123,7 @@ def placed(elastic: Elastic | None, where: places.Places) -> Elastic | None:
         return elastic._replace(listed=elastic.script.latest)
     if terms.np == 0:
         _in_order(terms.min_np, size, terms.max_np, f"the {size} slots of all hosts", ": write host:slots")
-    if isinstance(where.gather, gathering.Gather):  # by the scheduler's way
+    if isinstance(where.gather, agent_startup.Gather):  # by the scheduler's way
         elastic = elastic._replace(gather=where.gather)
     return elastic._replace(listed=where.listed, terms=terms._replace(np=size))
 
@@ -150,7 +152,7 @@ def _again(
     """Of another attempt: the script is asked for the hosts of now. Raises places.PlaceError, and what pause raises."""
     asked = argparse.Namespace(**vars(asked))
     elastic = of(asked, environ, values, pause)
-    now = places.of(asked, environ, options, values["start_timeout"])
+    now = host_flags.of(asked, environ, options, values["start_timeout"])
     return first._replace(
         slots=now.slots, here=now.here or "localhost", gather=now.gather, elastic=placed(elastic, now)
     )
@@ -158,28 +160,32 @@ def _again(
 
 def _refuse(asked: argparse.Namespace, servers: int) -> None:
     """What does not go with ranks that come and go."""
-    given = next(_flag(name) for name in places.ELASTIC if getattr(asked, name) is not None)
+    given = next(_flag(name) for name in host_flags.ELASTIC if getattr(asked, name) is not None)
     for flag, there in (("--nnodes", asked.nodes), ("--rdzv-endpoint", asked.endpoint), ("--mpi", asked.mpi)):
         if there:
-            raise places.PlaceError(f"not yet: {given} with {flag}: name hosts by -H or a discovery script [HVD246]")
+            raise host_flags.PlaceError(
+                f"not yet: {given} with {flag}: name hosts by -H or a discovery script [HVD246]"
+            )
     if servers:
-        raise places.PlaceError(
+        raise host_flags.PlaceError(
             f"not yet: {given} with --servers (HVDLITE_SERVERS): tables do not survive a change of ranks. Save them, "
             "and restart from the save (--max-restarts) [HVD246]"
         )
     if asked.host_discovery_script is None:
         if asked.slots_per_host is not None:
-            raise places.PlaceError("--slots-per-host needs --host-discovery-script, which names the hosts [HVD703]")
+            raise host_flags.PlaceError(
+                "--slots-per-host needs --host-discovery-script, which names the hosts [HVD703]"
+            )
         return
     for flag, there in (("-H", asked.hosts), ("--hostfile", asked.hostfile), ("--nproc-per-node", asked.per_node)):
         if there is not None:
             more = ": give --slots-per-host" if flag == "--nproc-per-node" else ": hosts come from one of them"
-            raise places.PlaceError(f"--host-discovery-script and {flag} exclude each other{more} [HVD703]")
+            raise host_flags.PlaceError(f"--host-discovery-script and {flag} exclude each other{more} [HVD703]")
 
 
 def _terms(asked: argparse.Namespace, environ: Mapping[str, str], values: Mapping[str, Any]) -> Terms:
     """np is 0 where it is not known yet. Raises places.PlaceError."""
-    np = 0 if asked.np is None else places.number("-np", asked.np, 1, "ranks")
+    np = 0 if asked.np is None else host_flags.number("-np", asked.np, 1, "ranks")
     least = _number(asked, "min_np", 1, "ranks", np or 1)
     most = _number(asked, "max_np", 1, "ranks", None)
     assert least is not None
@@ -196,7 +202,7 @@ def _tolerated(text: str | None) -> frozenset[str]:
     found = frozenset(each.strip() for each in (text or "").split(",") if each.strip())
     for each in sorted(found - {EXCEPTION}):
         if not (each.isdecimal() and str(int(each)) == each and 1 <= int(each) <= 255):
-            raise places.PlaceError(
+            raise host_flags.PlaceError(
                 f"--tolerate {each[:40]}: must be {EXCEPTION} or an exit code from 1 to 255 [HVD704]"
             )
     return found
@@ -204,9 +210,9 @@ def _tolerated(text: str | None) -> frozenset[str]:
 
 def _in_order(least: int, np: int, most: int | None, named: str, remedy: str = "") -> None:
     if least > np:
-        raise places.PlaceError(f"--min-np {least} is more than {named}{remedy} [HVD703]")
+        raise host_flags.PlaceError(f"--min-np {least} is more than {named}{remedy} [HVD703]")
     if most is not None and most < np:
-        raise places.PlaceError(f"--max-np {most} is less than {named} [HVD703]")
+        raise host_flags.PlaceError(f"--max-np {most} is less than {named} [HVD703]")
 
 
 def _first_offer(script: DiscoveryScript, terms: Terms, wait: bool, pause: Pause) -> list[hosts.Host]:
@@ -218,7 +224,7 @@ def _first_offer(script: DiscoveryScript, terms: Terms, wait: bool, pause: Pause
             have = ", ".join(f"{host.name}:{host.slots}" for host in listed)
             now = time.monotonic()
             if now >= end:
-                raise places.PlaceError(
+                raise host_flags.PlaceError(
                     f"--host-discovery-script has offered fewer than {terms.min_np} slots (--min-np) for "
                     f"{terms.timeout:g} s (--elastic-timeout): {have or told or 'no answer'} [HVD421]"
                 )
@@ -234,7 +240,7 @@ def _first_offer(script: DiscoveryScript, terms: Terms, wait: bool, pause: Pause
             pause(STEP_S)
             listed = script.latest
     except DiscoveryError as error:
-        raise places.PlaceError(coded("HVD708", str(error))) from None
+        raise host_flags.PlaceError(coded("HVD708", str(error))) from None
     finally:
         script.close()
     return listed
@@ -246,7 +252,7 @@ def _say(text: str) -> None:
 
 def _number(asked: argparse.Namespace, name: str, least: int, what: str, default: int | None) -> int | None:
     text = getattr(asked, name)
-    return default if text is None else places.number(_flag(name), text, least, what)
+    return default if text is None else host_flags.number(_flag(name), text, least, what)
 
 
 def _flag(name: str) -> str:

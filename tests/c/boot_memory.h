@@ -6,7 +6,7 @@
 #ifndef HVD_BOOT_MEMORY_H
 #define HVD_BOOT_MEMORY_H
 
-#include "ground/ground.h"
+#include "base/base.h"
 
 #include <pthread.h>
 

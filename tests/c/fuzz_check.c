@@ -6,7 +6,7 @@
  * contract asks for. Neither function changes a coordinator, so the states stay as they are.
  */
 #include "check.h"
-#include "coord/state.h"
+#include "negotiation/state.h"
 #include "fuzz.h"
 #include "ranks.h"
 

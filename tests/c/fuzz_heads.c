@@ -21,7 +21,7 @@ static struct scene {
     struct hvd_p2p_head head; /* that is coming */
     size_t at;                /* bytes of the message that have come */
     size_t payload;           /* of it */
-    bool guess;               /* it is a wrong guess (early.h), to be read past */
+    bool guess;               /* it is a wrong guess (eager_send.h), to be read past */
     int liar;                 /* who sent a head that was not true, -1: nobody */
     int piece;
 } scene;

@@ -7,7 +7,7 @@
  */
 #define _GNU_SOURCE
 #include "check.h"
-#include "engine/report.h"
+#include "engine/state/store_frames.h"
 #include "fuzz.h"
 
 #include <string.h>

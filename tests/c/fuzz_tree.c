@@ -1,15 +1,16 @@
 /* fuzz_tree.c - what comes over an edge of the tree of hosts: votes, openings, signs of life, aborts, and none of them.
  *
- * One rank per host. The leader under test runs the engine's own tree.c, abort.c and silence.c over links that are made
- * of the input; the other ranks are coordinators only, whose true votes reach it merged, as their side of an edge would
- * send them. The input says what each rank submits, which frames come, in which pieces, and what is damaged on the way.
+ * One rank per host. The leader under test runs the engine's own vote_tree.c, abort.c and silence.c over links that are
+ * made of the input; the other ranks are coordinators only, whose true votes reach it merged, as their side of an edge
+ * would send them. The input says what each rank submits, which frames come, in which pieces, and what is damaged on
+ * the way.
  *
  * What must hold: frames that leave are whole and of this round; where nothing was damaged, what is agreed is what the
  * others agreed on, and the job goes on; whatever was believed speaks for every rank once; an abort has a text and
  * names nobody outside the job. In any case it ends: there is no input that keeps a turn busy.
  */
 #include "check.h"
-#include "coord/state.h"
+#include "negotiation/state.h"
 #include "engine/engine.h"
 #include "fuzz.h"
 #include "ranks.h"

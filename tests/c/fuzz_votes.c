@@ -6,7 +6,7 @@
  * bounds, and every ticket ends once.
  */
 #include "check.h"
-#include "coord/state.h"
+#include "negotiation/state.h"
 #include "fuzz.h"
 #include "ranks.h"
 

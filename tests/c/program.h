@@ -8,7 +8,7 @@
 #ifndef HVD_TESTS_PROGRAM_H
 #define HVD_TESTS_PROGRAM_H
 
-#include "coord/coord.h"
+#include "negotiation/negotiation.h"
 
 #define PROGRAM_NAMES 48
 #define PROGRAM_STEPS 6

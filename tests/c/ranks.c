@@ -3,7 +3,7 @@
 #include "ranks.h"
 
 #include "check.h"
-#include "coord/state.h"
+#include "negotiation/state.h"
 
 static const char *const kind_name[] = {"allreduce", "allgather",     "broadcast", "barrier", "join",
                                         "alltoall",  "reducescatter", "reduce",    "send"};

@@ -7,7 +7,7 @@
 #ifndef HVD_TESTS_RANKS_H
 #define HVD_TESTS_RANKS_H
 
-#include "coord/coord.h"
+#include "negotiation/negotiation.h"
 
 struct ranks {
     int size;

@@ -1,16 +1,16 @@
 /* sim_hosts.c - see sim_hosts.h. Two kinds of event, in the order of their time: a rank submits its next tensors; bytes
- * reach a host. Whoever is touched takes its turn as engine/agree.c does: reads, enters a round if it has news or hears
- * of one, gives what it can to its neighbours, decides when all is there. */
+ * reach a host. Whoever is touched takes its turn as engine/shm_votes.c does: reads, enters a round if it has news or
+ * hears of one, gives what it can to its neighbours, decides when all is there. */
 #include "sim_hosts.h"
 
 #include "check.h"
-#include "coord/state.h"
+#include "negotiation/state.h"
 #include "engine/engine.h"
 #include "ranks.h"
 
 #define ALPHA_NS 25000 /* one way of a message */
 #define BETA_PS  1000  /* and of a byte: 8 Gbit/s */
-#define FRESH    256   /* as in agree.c */
+#define FRESH    256   /* as in shm_votes.c */
 #define SLOTS    512
 #define SAMPLES  64 /* ranks whose agreed state is compared after each step; all plans are compared always */
 

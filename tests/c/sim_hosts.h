@@ -1,9 +1,9 @@
 /* sim_hosts.h - thousands of ranks agree over the tree of their hosts, in one process and in a time of their own.
  *
- * Ranks are coordinators; what is between hosts is the engine's own: frames and votes of engine/rounds/tree.c along the
- * edges of engine/rounds/edges.c, over links that only count, and deliver alpha_ns + beta_ps per byte later. Inside a
- * host votes meet at once, as on boards. So bytes, messages and rounds are those of a real job; times are those of its
- * messages alone, because nothing here computes in that time.
+ * Ranks are coordinators; what is between hosts is the engine's own: frames and votes of engine/host_votes/vote_tree.c
+ * along the edges of engine/host_votes/tree_edges.c, over links that only count, and deliver alpha_ns + beta_ps per
+ * byte later. Inside a host votes meet at once, as on boards. So bytes, messages and rounds are those of a real job;
+ * times are those of its messages alone, because nothing here computes in that time.
  */
 #ifndef HVD_TESTS_SIM_HOSTS_H
 #define HVD_TESTS_SIM_HOSTS_H

@@ -5,7 +5,7 @@
 #include "sim.h"
 
 #include "check.h"
-#include "coord/state.h"
+#include "negotiation/state.h"
 #include "program.h"
 #include "ranks.h"
 

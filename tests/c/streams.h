@@ -7,7 +7,7 @@
 #ifndef HVD_TEST_STREAMS_H
 #define HVD_TEST_STREAMS_H
 
-#include "ground/ground.h"
+#include "base/base.h"
 
 #define STREAMS_RANKS    8
 #define STREAMS_PURPOSES 600

@@ -3,7 +3,7 @@
  * Worlds of 1 to 8, all float dtypes, tensors from none to several chunks, with scales, joined ranks, in place and
  * not, and in plane memory. The result has the same bits on all ranks, and however the tensors are fused.
  */
-#include "engine/adasum.h"
+#include "engine/execution/adasum.h"
 #include "kernel/kernel.h"
 #include "slow_adasum.h"
 #include "world.h"

@@ -2,7 +2,7 @@
  */
 #include "crew.h"
 
-#include "engine/report.h"
+#include "engine/state/store_frames.h"
 #include "streams.h"
 
 #include <arpa/inet.h>

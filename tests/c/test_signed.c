@@ -6,7 +6,7 @@
  */
 #define _GNU_SOURCE
 #include "check.h"
-#include "ground/mac.h"
+#include "base/blake2b.h"
 #include "link/link.h"
 #include "ranks.h"
 #include "streams.h"

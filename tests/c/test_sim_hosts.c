@@ -1,11 +1,12 @@
 /* test_sim_hosts.c - many hosts agree over the tree (sim_hosts.h): how much crosses, in how many rounds.
  *
  * What is learned costs every edge two votes of the same size, however many ranks there are; what is new costs as many
- * bytes of every host, in one round; a mismatch is told to all within three. Sizes are worked out here from coord.h.
+ * bytes of every host, in one round; a mismatch is told to all within three. Sizes are worked out here from
+ * negotiation.h.
  */
 #include "check.h"
-#include "coord/coord.h"
-#include "engine/tree.h"
+#include "negotiation/negotiation.h"
+#include "engine/host_votes/vote_tree.h"
 #include "sim_hosts.h"
 
 #define TENSORS 20

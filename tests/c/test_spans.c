@@ -5,8 +5,8 @@
 #define _GNU_SOURCE
 #include "crew.h"
 
-#include "trace/cells.h"
-#include "trace/queue.h"
+#include "trace/hash_table.h"
+#include "trace/run_queue.h"
 #include "trace/spans.h"
 
 #include <stdlib.h>

@@ -3,7 +3,7 @@
 #define _GNU_SOURCE
 #include "crew.h"
 
-#include "trace/json.h"
+#include "trace/json_string.h"
 
 #include <fcntl.h>
 #include <pthread.h>

@@ -2,7 +2,7 @@
 #include "transcript.h"
 
 #include "check.h"
-#include "coord/state.h"
+#include "negotiation/state.h"
 #include "ranks.h"
 
 #include <stdarg.h>

@@ -37,16 +37,14 @@ def _watched():
 
 
 with _watched():
-    from hvdlite import _handshake as handshake
-    from hvdlite import _strangers as strangers
-    from hvdlite import _wire
-    from hvdlite.launcher import epochs
-    from hvdlite.launcher import store as server
-    from hvdlite.launcher.elastic.members import Events, Terms
-    from hvdlite.launcher.elastic.membership import Membership
-    from hvdlite.links import address as places
-    from hvdlite.links import dial, proof
-    from hvdlite.links import listener as accepting
+    from hvdlite.launcher.store import epochs, server
+    from hvdlite.launcher.store.elastic_members import Events, Terms
+    from hvdlite.launcher.store.elastic_membership import Membership
+    from hvdlite.security import connection_limits as strangers
+    from hvdlite.security import framing, handshake
+    from hvdlite.transport import address as places
+    from hvdlite.transport import connector, peer_auth
+    from hvdlite.transport import listener as accepting
 
 SECRET, FALSE_SECRET = bytes(range(32)), bytes(32)
 JOB = 0xFEDCBA9876543210
@@ -54,30 +52,34 @@ JOB = 0xFEDCBA9876543210
 
 def play_proof(given: Input) -> None:
     """The three messages of a handshake between ranks, and their proofs."""
-    ends = bytes(range(proof.ENDS_BYTES))
-    nonce, me = bytes(32), proof.Claim(4, JOB, 0, -1, 1, "", ends)
+    ends = bytes(range(peer_auth.ENDS_BYTES))
+    nonce, me = bytes(32), peer_auth.Claim(4, JOB, 0, -1, 1, "", ends)
     secret = SECRET if given.below(8) else FALSE_SECRET
-    fields = bytearray(proof._CLAIM.pack(proof.MAGIC, 4, JOB, 0, 2, 1, b"\x05set 0".ljust(64, b"\0"), ends, bytes(32)))
+    fields = bytearray(
+        peer_auth._CLAIM.pack(peer_auth.MAGIC, 4, JOB, 0, 2, 1, b"\x05set 0".ljust(64, b"\0"), ends, bytes(32))
+    )
     damaged(given, fields)  # by somebody who knows the secret
-    message = bytes(fields) + proof._prove(secret, b"hvdlite link, connects:", nonce + fields)
+    message = bytes(fields) + peer_auth._prove(secret, b"hvdlite link, connects:", nonce + fields)
     sent = bytearray(message)
     damaged(given, sent)  # by somebody who does not
-    claim = proof.read_claim(SECRET, nonce, bytes(sent))
-    assert (claim is None) == (sent != message or secret != SECRET or fields[:8] != proof.MAGIC)
-    verdict = proof.UNKNOWN if claim is None else proof.verdict_on(claim, me)
-    assert verdict != proof.WELCOME or (
+    claim = peer_auth.read_claim(SECRET, nonce, bytes(sent))
+    assert (claim is None) == (sent != message or secret != SECRET or fields[:8] != peer_auth.MAGIC)
+    verdict = peer_auth.UNKNOWN if claim is None else peer_auth.verdict_on(claim, me)
+    assert verdict != peer_auth.WELCOME or (
         claim.job == JOB and claim.source > 1 and len(claim.purpose) < 64 and claim.ends == ends
     )
-    answer = bytearray(proof.answer(SECRET, nonce, bytes(sent), verdict, ends))
-    assert len(answer) == proof.ANSWER_BYTES
-    assert (proof.read_answer(SECRET, nonce, bytes(sent), bytes(answer)) or (None,))[0] == verdict
+    answer = bytearray(peer_auth.answer(SECRET, nonce, bytes(sent), verdict, ends))
+    assert len(answer) == peer_auth.ANSWER_BYTES
+    assert (peer_auth.read_answer(SECRET, nonce, bytes(sent), bytes(answer)) or (None,))[0] == verdict
     if damaged(given, answer):
-        read, _ = proof.read_answer(SECRET, nonce, bytes(sent), bytes(answer)) or (None, b"")
-        assert read in (None, verdict, proof.UNKNOWN) and (read != proof.WELCOME or verdict == proof.WELCOME)
-        assert read is None or proof.reason(read)
-    greeting = bytearray(proof._GREETING.pack(proof.MAGIC, nonce))
+        read, _ = peer_auth.read_answer(SECRET, nonce, bytes(sent), bytes(answer)) or (None, b"")
+        assert read in (None, verdict, peer_auth.UNKNOWN) and (
+            read != peer_auth.WELCOME or verdict == peer_auth.WELCOME
+        )
+        assert read is None or peer_auth.reason(read)
+    greeting = bytearray(peer_auth._GREETING.pack(peer_auth.MAGIC, nonce))
     damaged(given, greeting)
-    assert (proof.nonce_of(bytes(greeting)) is None) == (greeting[:8] != proof.MAGIC)
+    assert (peer_auth.nonce_of(bytes(greeting)) is None) == (greeting[:8] != peer_auth.MAGIC)
 
 
 def play_address(given: Input) -> None:
@@ -102,14 +104,14 @@ def play_frames(given: Input) -> None:
     """Frames of the store's connection, in pieces, and their bodies, as both ends read them: of frames that are signed
     nothing is read but what was sent, in order, and nothing is waited for but what is on its way."""
     stream, said, heads, signed = bytearray(), [], [], given.below(2) == 1
-    sender, receiver = (_wire.Session(SECRET, FALSE_SECRET), _wire.Session(FALSE_SECRET, SECRET))
+    sender, receiver = (framing.Session(SECRET, FALSE_SECRET), framing.Session(FALSE_SECRET, SECRET))
     if not signed:
-        sender = receiver = _wire.Session()
+        sender = receiver = framing.Session()
     for _ in range(given.below(5)):
         body = [
-            _wire.pack_end(given.below(9) - 2, -given.below(200), "rank 1 \u00e9 " * given.below(9)),
-            _wire.pack_round(given.below(4), given.take(given.below(40))),
-            _wire.pack_gathered(given.below(4), [given.take(given.below(20)) for _ in range(given.below(4))]),
+            framing.pack_end(given.below(9) - 2, -given.below(200), "rank 1 \u00e9 " * given.below(9)),
+            framing.pack_round(given.below(4), given.take(given.below(40))),
+            framing.pack_gathered(given.below(4), [given.take(given.below(20)) for _ in range(given.below(4))]),
             given.take(given.below(64)),
         ][given.below(4)]
         said.append((given.below(10), body))
@@ -117,7 +119,7 @@ def play_frames(given: Input) -> None:
         heads.append(frame[: sender.head_bytes])
         stream += frame
     damaged(given, stream)
-    reader, size = _wire.FrameReader(receiver, 4096), 1 + given.below(3)
+    reader, size = framing.FrameReader(receiver, 4096), 1 + given.below(3)
     try:
         while stream:
             piece = bytes(stream[: 1 + given.below(300)])
@@ -125,15 +127,19 @@ def play_frames(given: Input) -> None:
             for kind, body in reader.feed(piece):
                 assert 0 <= kind < 256 and len(body) < 4096
                 assert not signed or (kind, body) == said.pop(0)
-                for read in (_wire.unpack_end, _wire.unpack_round, lambda body: _wire.unpack_gathered(body, size)):
+                for read in (
+                    framing.unpack_end,
+                    framing.unpack_round,
+                    lambda body: framing.unpack_gathered(body, size),
+                ):
                     try:
                         read(body)
-                    except _wire.WireError:
+                    except framing.WireError:
                         pass
             held = bytes(reader._held[: receiver.head_bytes])
             assert not signed or len(held) < len(heads[0]) or held == heads[len(heads) - len(said)]
         reader.end()
-    except _wire.WireError:
+    except framing.WireError:
         pass
     assert len(reader._held) <= 4096 + 8 + 300
 
@@ -143,7 +149,7 @@ class _Client:
 
     def __init__(self, given: Input, selector: fakes.Selector) -> None:
         self.given, self.sock, self.true, self.rank = given, fakes.Socket(selector), True, -1
-        self.session = _wire.Session()
+        self.session = framing.Session()
 
     def shake_hands(self) -> None:
         """The answer to the greeting; not always the right one."""
@@ -160,19 +166,19 @@ class _Client:
 
     def say(self, size: int, elastic: bool) -> None:
         """A frame, mostly one that may come."""
-        given, kind = self.given, self.given.below(_wire.NEWS + 2 if elastic else 10) or _wire.SERVE
+        given, kind = self.given, self.given.below(framing.NEWS + 2 if elastic else 10) or framing.SERVE
         if kind == 9 and not elastic:
-            kind = _wire.ENDED
-        if kind == _wire.JOIN:
+            kind = framing.ENDED
+        if kind == framing.JOIN:
             self.rank = given.below(size + 1)
             says = {"rank": self.rank, "size": size, "pid": 9, "host": "a", "version": "1", "wire": 4, "timeout": 9}
             says.update({"commit": given.below(4) - 1} if elastic else {})
             body = bytearray(json.dumps(says).encode())
-        elif kind == _wire.ALLGATHER:
-            body = bytearray(_wire.pack_round(1 + given.below(3), given.take(given.below(30))))
-        elif kind in (_wire.ABORT, _wire.ENDED):
-            body = bytearray(_wire.pack_end(given.below(5) - 1, -5, "it fell"))
-        elif kind == _wire.SERVE:
+        elif kind == framing.ALLGATHER:
+            body = bytearray(framing.pack_round(1 + given.below(3), given.take(given.below(30))))
+        elif kind in (framing.ABORT, framing.ENDED):
+            body = bytearray(framing.pack_end(given.below(5) - 1, -5, "it fell"))
+        elif kind == framing.SERVE:
             body = bytearray(b'{"server":%d,"address":"tcp://127.0.0.1:4000"}' % (given.below(4) - 1))
         else:
             body = bytearray(given.take(given.below(12)))
@@ -187,10 +193,10 @@ class _Client:
         if not self.true:
             assert bytes((handshake.UNKNOWN,)).ljust(handshake.VERDICT_BYTES, b"\0").startswith(told)
             return
-        for kind, body in _wire.FrameReader(self.session).feed(told[handshake.VERDICT_BYTES :]):
-            assert kind not in (_wire.JOIN, _wire.ALLGATHER, _wire.ABORT, _wire.WATCH, _wire.SERVE)
-            if kind in (_wire.LOST, _wire.GONE):
-                _wire.unpack_end(body)
+        for kind, body in framing.FrameReader(self.session).feed(told[handshake.VERDICT_BYTES :]):
+            assert kind not in (framing.JOIN, framing.ALLGATHER, framing.ABORT, framing.WATCH, framing.SERVE)
+            if kind in (framing.LOST, framing.GONE):
+                framing.unpack_end(body)
 
 
 def play_members(given: Input) -> None:
@@ -255,10 +261,10 @@ def play_store(given: Input, elastic: bool = False) -> None:
 
 def play_listener(given: Input) -> None:
     """A listener with peers and strangers: who is kept has proved everything that its key says."""
-    proof.os, accepting.time, accepting.Stream = fakes.Os(), fakes.Clock(), fakes.Stream
+    peer_auth.os, accepting.time, accepting.Stream = fakes.Os(), fakes.Clock(), fakes.Stream
     strangers.time = accepting.time
     made = accepting.Listener.__new__(accepting.Listener)
-    made.secret, made.mine = SECRET, proof.Claim(4, JOB, 0, -1, 1, "")
+    made.secret, made.mine = SECRET, peer_auth.Claim(4, JOB, 0, -1, 1, "")
     made._sock, made._selector = fakes.Listening(), fakes.Selector()
     made._wanted, made._kept, made._strangers, made._paused = {}, {}, [], None
     made._lock = nullcontext()
@@ -268,12 +274,12 @@ def play_listener(given: Input) -> None:
         sock = fakes.Socket(made._selector)
         made._sock.waiting.append(sock)
         made._accept()
-        nonce = proof.nonce_of(bytes(sock.sent))
+        nonce = peer_auth.nonce_of(bytes(sock.sent))
         assert nonce is not None
         claim = made.mine._replace(source=given.below(4), purpose="set 0"[: given.below(6)])
-        message = bytearray(proof.make_claim(SECRET if given.below(8) else FALSE_SECRET, claim, nonce))
+        message = bytearray(peer_auth.make_claim(SECRET if given.below(8) else FALSE_SECRET, claim, nonce))
         broken = damaged(given, message)
-        ended = bytearray(proof.CONFIRMED + given.take(given.below(3)))
+        ended = bytearray(peer_auth.CONFIRMED + given.take(given.below(3)))
         broken |= damaged(given, ended)
         sock.comes(bytes(message + ended))
         sock.piece, sock.over = 1 + given.below(200), given.below(8) == 0
@@ -284,41 +290,43 @@ def play_listener(given: Input) -> None:
                 made._hear(stranger)
     for key, stream in made._kept.items():
         assert [key] == [told for sock, told, _ in peers if sock is stream.sock] and key[0] > made.rank
-        assert stream.sock.unread_after(proof.CLAIM_BYTES + 1)  # what follows is the core's
+        assert stream.sock.unread_after(peer_auth.CLAIM_BYTES + 1)  # what follows is the core's
     assert len(made._strangers) + len(made._kept) <= len(peers)
 
 
 def play_dial(given: Input) -> None:
     """The connecting side: whoever is no rank of this job is seen through, whatever it says."""
-    proof.os, dial.time = fakes.Os(), fakes.Clock()
+    peer_auth.os, connector.time = fakes.Os(), fakes.Clock()
     listening = accepting.Listener.__new__(accepting.Listener)
-    listening.secret, listening.mine = SECRET, proof.Claim(4, JOB, 0, -1, 3, "")
+    listening.secret, listening.mine = SECRET, peer_auth.Claim(4, JOB, 0, -1, 3, "")
     address = places.Address("a", b"hostmark", (places.End("10.0.0.1", 5),))
-    call = dial._Dial(listening, 1, address, "set 0")
+    call = connector._Dial(listening, 1, address, "set 0")
     sock = call.sock = fakes.Socket(fakes.Selector())
     sock.piece = 1 + given.below(100)
     nonce = given.take(32).ljust(32, b"\0")
-    greeting = bytearray(proof._GREETING.pack(proof.MAGIC, nonce))
+    greeting = bytearray(peer_auth._GREETING.pack(peer_auth.MAGIC, nonce))
     damaged(given, greeting)
     sock.comes(bytes(greeting))
     sock.room = 1 << 20 if given.below(16) else given.below(200)
     call._reader = call._greeted
     for _ in range(50):
         call.step()
-    if proof.nonce_of(bytes(greeting)) is None or call.sock is None:
+    if peer_auth.nonce_of(bytes(greeting)) is None or call.sock is None:
         assert not call.done
         return
     message, verdict = bytes(sock.sent), given.below(9)
-    secret, ends = SECRET if given.below(8) else FALSE_SECRET, bytes(proof.ENDS_BYTES)
-    answer = bytearray(proof.answer(secret, bytes(greeting[8:]), message, verdict, ends))
-    true = proof.read_answer(SECRET, bytes(greeting[8:]), message, bytes(answer)) == (proof.WELCOME, ends)
+    secret, ends = SECRET if given.below(8) else FALSE_SECRET, bytes(peer_auth.ENDS_BYTES)
+    answer = bytearray(peer_auth.answer(secret, bytes(greeting[8:]), message, verdict, ends))
+    true = peer_auth.read_answer(SECRET, bytes(greeting[8:]), message, bytes(answer)) == (peer_auth.WELCOME, ends)
     true &= not damaged(given, answer)
     sock.comes(bytes(answer))
     sock.over = given.below(4) == 0
     for _ in range(50):
         call.step()
-    assert call.done <= true or bytes(answer) == proof.answer(SECRET, bytes(greeting[8:]), message, proof.WELCOME, ends)
-    assert call.done or call.sock is None or call.sock.unread < proof.ANSWER_BYTES
+    assert call.done <= true or bytes(answer) == peer_auth.answer(
+        SECRET, bytes(greeting[8:]), message, peer_auth.WELCOME, ends
+    )
+    assert call.done or call.sock is None or call.sock.unread < peer_auth.ANSWER_BYTES
 
 
 PLAYED = (play_proof, play_address, play_frames, play_store, play_members, play_listener, play_dial)

@@ -1,7 +1,8 @@
 """What decoders.py puts in place of the world: an input that is read, sockets that hold bytes, a clock that is set.
 
-Only as much of each as listener.py, dial.py and store.py use. A socket gives at most `piece` bytes in one call and
-takes at most `room` in all; a selector knows which of its sockets have something to say.
+Only as much of each as hvdlite/transport/listener.py, hvdlite/transport/connector.py and store.py use. A socket gives
+at most `piece` bytes in one call and takes at most `room` in all; a selector knows which of its sockets have something
+to say.
 """
 
 import random

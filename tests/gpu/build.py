@@ -17,8 +17,8 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 
 
 def described():
-    """hvdlite/_build.py by itself: the package has no extension yet."""
-    spec = importlib.util.spec_from_file_location("_build", ROOT / "hvdlite" / "_build.py")
+    """hvdlite/_core/ffi_build.py by itself: the package has no extension yet."""
+    spec = importlib.util.spec_from_file_location("_build", ROOT / "hvdlite" / "hvdlite/_core/ffi_build.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

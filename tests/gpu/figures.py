@@ -13,8 +13,8 @@ import torch
 from machine import MEASURED, tell_most
 
 import hvdlite.torch as hvd
-from hvdlite.torch.optimizer.exchange import Exchange
-from hvdlite.torch.optimizer.wire import Wire
+from hvdlite.torch.optimizer.gradient_codec import Wire
+from hvdlite.torch.optimizer.reducer import Exchange
 
 RESNET_TENSORS, RESNET_ELEMENTS = 161, 25_557_032
 DEVICE, BACKEND = "cuda", "nccl"  # the tests' are others

@@ -21,9 +21,9 @@ import hosts as network
 import pytest
 from ranks import environment
 
-from hvdlite.launcher import environment as of_ranks
-from hvdlite.launcher import hosts as slots_of
-from hvdlite.launcher import store
+from hvdlite.launcher.agent import rank_environment as of_ranks
+from hvdlite.launcher.hosts import hosts as slots_of
+from hvdlite.launcher.store import server
 
 SECONDS = 60.0
 HERE = network.HERE
@@ -57,7 +57,7 @@ class HostsJob:
 
     def _open_store(self, address):
         size = len(self.slots)
-        return store.StoreServer(size, self._secret, self._number, lambda *it: self.aborts.append(it), address=address)
+        return server.StoreServer(size, self._secret, self._number, lambda *it: self.aborts.append(it), address=address)
 
     def _start(self, slot, meeting, environ):
         shared = environment(

@@ -19,7 +19,7 @@ else:
 
     import hvdlite.tensorflow as tensors
     import hvdlite.tensorflow.keras as hvd
-    from hvdlite.tensorflow import start
+    from hvdlite.tensorflow import initial_check
 
     keras = tf.keras
 hvd.init()
@@ -36,7 +36,7 @@ def told(form, graph, slope, change=lambda variable, optimizer: None, at=0, base
     if hasattr(optimizer, "build"):
         optimizer.build([variable])
     if not TORCH:
-        start._of_tapes.clear()
+        initial_check._of_tapes.clear()
 
     def step(slope):
         if "tape" in form:

@@ -5,9 +5,10 @@ import threading
 import time
 from contextlib import contextmanager
 
-from hvdlite import _handshake, links
-from hvdlite.links import address as places
-from hvdlite.links import proof
+from hvdlite import transport
+from hvdlite.security import handshake
+from hvdlite.transport import address as places
+from hvdlite.transport import peer_auth
 
 SECRET = bytes(range(32))
 JOB = 0xFEDCBA9876543210
@@ -20,7 +21,7 @@ def soon(seconds=SECONDS):
 
 
 def listener(rank, towards=HERE, secret=SECRET, job=JOB, epoch=0, **more):
-    return links.listen(towards, secret, job, epoch, rank, **more)
+    return transport.listen(towards, secret, job, epoch, rank, **more)
 
 
 @contextmanager
@@ -61,7 +62,7 @@ def connect_all(made, purpose, seconds=SECONDS):
 
     def body(mine):
         others = {rank: packed for rank, packed in addresses(made).items() if rank != mine.rank}
-        return lambda: links.connect(mine, others, purpose, soon(seconds))
+        return lambda: transport.connect(mine, others, purpose, soon(seconds))
 
     outcomes = together([body(each) for each in made])
     for each in outcomes:
@@ -113,7 +114,7 @@ def stranger(made):
 def greeted(made):
     """(connection, nonce) after the listener's greeting."""
     sock = stranger(made)
-    nonce = proof.nonce_of(exactly(sock, proof.GREETING_BYTES))
+    nonce = peer_auth.nonce_of(exactly(sock, peer_auth.GREETING_BYTES))
     assert nonce is not None
     return sock, nonce
 
@@ -122,9 +123,9 @@ def claim(sock, target, source=7, purpose="test", **changes):
     """What rank `source` claims over this connection."""
     from hvdlite._core import WIRE_VERSION
 
-    changes.setdefault("ends", _handshake.ends_of(sock, connects=True))
+    changes.setdefault("ends", handshake.ends_of(sock, connects=True))
     said = {"wire": WIRE_VERSION, "job": JOB, "epoch": 0, "source": source, "target": target, "purpose": purpose}
-    return proof.Claim(**{**said, **changes})
+    return peer_auth.Claim(**{**said, **changes})
 
 
 def ends(sock):

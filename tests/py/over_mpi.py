@@ -15,8 +15,8 @@ from over_mpi_early import early__exit, early_raise  # noqa: F401  (by their nam
 from over_mpi_late import slow  # noqa: F401  (by its name)
 
 import hvdlite.numpy as hvd
-from hvdlite import _life
-from hvdlite.process_set import open_among, process_sets
+from hvdlite.lifecycle import init as _life
+from hvdlite.process_sets.process_set import open_among, process_sets
 
 
 def fine():
@@ -294,9 +294,9 @@ def silent(rank="1"):
 
 def lead_astray():
     """What the ranks are told of each other's listeners leads nowhere: a port at which nobody listens."""
-    from hvdlite.links import address, job
+    from hvdlite.transport import address, mesh
 
-    listen = job.listen
+    listen = mesh.listen
 
     def listen_elsewhere(*words):
         listener = listen(*words)
@@ -304,7 +304,7 @@ def lead_astray():
         listener.address = address.pack(told._replace(ends=(address.End("127.0.0.2", 1),)))
         return listener
 
-    job.listen = listen_elsewhere
+    mesh.listen = listen_elsewhere
 
 
 def fail(rank="1"):

@@ -7,8 +7,8 @@ import threading
 from linking import SECONDS
 from storing import SECRET
 
-from hvdlite import _wire
-from hvdlite.launcher import muster
+from hvdlite.launcher.control import registration
+from hvdlite.security import framing
 
 
 class Relay:
@@ -64,7 +64,7 @@ def _pump(source, drain, change):
 
 def mustering():
     """A Muster that a thread turns, and its arrivals."""
-    return turning(muster.Muster(SECRET, "127.0.0.1"))
+    return turning(registration.Muster(SECRET, "127.0.0.1"))
 
 
 @contextlib.contextmanager
@@ -92,7 +92,7 @@ def changes(session, kind, body):
     """What somebody on the way makes of the next frame, by name: the bytes that arrive, and the next frame is lost."""
     true, second = session.pack(kind, body), session.pack(kind, body)
     length = int.from_bytes(true[:4], "big")
-    reflected = _wire.Session(session.keys[32:], session.keys[:32])
+    reflected = framing.Session(session.keys[32:], session.keys[:32])
     return {
         "changed body": true[:9] + bytes((true[9] ^ 1,)) + true[10:],
         "changed kind": true[:8] + bytes((true[8] ^ 1,)) + true[9:],
@@ -100,7 +100,7 @@ def changes(session, kind, body):
         "only a head, of a longer one": (length + 1000).to_bytes(4, "big") + true[4:8],
         "changed tag": true[:-1] + bytes((true[-1] ^ 1,)),
         "cut": (length - 1).to_bytes(4, "big") + true[4:-1],
-        "without a tag": _wire.Session().pack(kind, body),
+        "without a tag": framing.Session().pack(kind, body),
         "next first": second,
         "sent back": reflected.pack(kind, body),
     }

@@ -2,7 +2,7 @@
 
 import time
 
-from hvdlite.ps import pieces
+from hvdlite.ps import checkpoint_pieces
 
 
 def halves(rows, state, grads):
@@ -34,4 +34,4 @@ def disk_stops(rows, state, grads):
     """What a server writes after a gradient of 100 does not reach the disk."""
     rows += grads
     if grads.max() >= 100:
-        pieces.write_piece = lambda *_: time.sleep(60)
+        checkpoint_pieces.write_piece = lambda *_: time.sleep(60)

@@ -26,7 +26,7 @@ from pathlib import Path
 import numpy as np
 
 import hvdlite.numpy as hvd
-from hvdlite._core import kept
+from hvdlite.system import bounded_cache
 
 DTYPES = ("uint8", "int8", "int32", "int64", "float16", "float32", "float64")
 BYTES_MAX = 4 << 20
@@ -245,7 +245,7 @@ def main():
     seed, seconds, least = int(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3])
     pace, leaky = float(sys.argv[4]), int(sys.argv[5])
     faulthandler.dump_traceback_later(seconds + STUCK_S, exit=True)
-    kept.KEPT = KEPT
+    bounded_cache.KEPT = KEPT
     hvd.init()
     lost = []
     if hvd.rank() == leaky:

@@ -12,9 +12,9 @@ import sys
 import time
 
 import hvdlite as hvd
-from hvdlite import _life
+from hvdlite.lifecycle import init
 
-inner = _life._Boot.allgather
+inner = init._Boot.allgather
 strangers = []
 
 
@@ -33,5 +33,5 @@ def allgather(self, mine):
     return everyone
 
 
-_life._Boot.allgather = allgather
+init._Boot.allgather = allgather
 hvd.init()

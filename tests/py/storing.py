@@ -9,8 +9,9 @@ from contextlib import contextmanager
 import linking
 from linking import JOB, SECRET, exactly
 
-from hvdlite import _handshake, _store, _wire
-from hvdlite.launcher.store import StoreServer
+from hvdlite.launcher.store.server import StoreServer
+from hvdlite.rendezvous import store_client
+from hvdlite.security import framing, handshake
 
 SECONDS = 20.0
 
@@ -49,7 +50,9 @@ class Served:
             self._orders.append(call)
 
     def connect(self, rank, size, timeout=SECONDS, secret=SECRET, version="1.0", wire=1):
-        return _store.connect(*self.address, secret, rank=rank, size=size, version=version, wire=wire, timeout=timeout)
+        return store_client.connect(
+            *self.address, secret, rank=rank, size=size, version=version, wire=wire, timeout=timeout
+        )
 
     def stop(self):
         self._stop = True
@@ -77,7 +80,7 @@ def stranger(store, shake_hands=False, secret=SECRET):
     """A bare connection to the store, before or after the handshake."""
     sock = Line(socket.create_connection(store.address, timeout=SECONDS))
     if shake_hands:
-        sock.session = _handshake.shake_hands(sock.sock, secret, _handshake.STORE, time.monotonic() + SECONDS)
+        sock.session = handshake.shake_hands(sock.sock, secret, handshake.STORE, time.monotonic() + SECONDS)
     return sock
 
 
@@ -99,7 +102,7 @@ def frame(sock):
     head = exactly(sock, sock.session.head_bytes)
     if len(head) < sock.session.head_bytes:
         return None
-    return sock.session.opened(head + exactly(sock, _wire.frame_length(head, sock.session)))
+    return sock.session.opened(head + exactly(sock, framing.frame_length(head, sock.session)))
 
 
 def joining(rank, size=2, **changes):
@@ -107,7 +110,7 @@ def joining(rank, size=2, **changes):
     import json
 
     says = {"rank": rank, "size": size, "pid": os.getpid(), "host": "here", "version": "1.0", "wire": 1, **changes}
-    return _wire.JOIN, json.dumps(says).encode()
+    return framing.JOIN, json.dumps(says).encode()
 
 
 def joined(store):
@@ -115,5 +118,5 @@ def joined(store):
     both = [stranger(store, True), stranger(store, True)]
     for rank, each in enumerate(both):
         each.say(*joining(rank))
-    assert [frame(each)[0] for each in both] == [_wire.JOINED] * 2
+    assert [frame(each)[0] for each in both] == [framing.JOINED] * 2
     return both

@@ -4,8 +4,9 @@ import json
 
 import pytest
 
-from hvdlite import _meeting, config, errors
-from hvdlite.discovery import Place
+from hvdlite import config, errors
+from hvdlite.rendezvous import bootstrap
+from hvdlite.rendezvous.discovery import Place
 
 
 def record(version="1.0", wire=1, **options):
@@ -15,13 +16,13 @@ def record(version="1.0", wire=1, **options):
 
 
 def test_equal_ranks_agree():
-    assert _meeting.disagreement([record()] * 4) is None
+    assert bootstrap.disagreement([record()] * 4) is None
 
 
 def test_what_is_alike_in_many_records_is_read_once():
     alike = json.dumps({"version": "1.0", "wire": 1, "options": {"fusion_threshold": 128}, "process_sets": []})
     parts = [f'{alike}\n{{"host": "n{rank // 64}", "local_rank": {rank % 64}}}'.encode() for rank in range(512)]
-    records = _meeting.records_of(parts)
+    records = bootstrap.records_of(parts)
     assert len({id(each["options"]) for each in records}) == 1
     assert [(each["host"], each["local_rank"]) for each in records[:66:65]] == [("n0", 0), ("n1", 1)]
 
@@ -29,7 +30,7 @@ def test_what_is_alike_in_many_records_is_read_once():
 @pytest.mark.parametrize("part", [b"", b"{}", b"{}\n", b"{}\n{},{}", b"[]\n{}", b"{}\n3", b"{\n{}"])
 def test_what_is_no_record_is_an_error_of_init(part):
     with pytest.raises(errors.HvdInitError, match="the same hvdlite"):
-        _meeting.records_of([b"{}\n{}", part])
+        bootstrap.records_of([b"{}\n{}", part])
 
 
 def test_one_of_many_that_differs_is_found():
@@ -37,14 +38,14 @@ def test_one_of_many_that_differs_is_found():
     sayings = [
         {"version": "1.0", "wire": 1, "options": {"fusion_threshold": 128 + (rank == 400)}} for rank in range(512)
     ]
-    records = _meeting.records_of([f"{json.dumps(says)}\n{json.dumps(told)}".encode() for says in sayings])
-    text = _meeting.disagreement(records)
+    records = bootstrap.records_of([f"{json.dumps(says)}\n{json.dumps(told)}".encode() for says in sayings])
+    text = bootstrap.disagreement(records)
     assert "rank 400 has 129" in text and "ranks 0-399, 401-511 have 128" in text
 
 
 def test_a_differing_option_names_itself_the_ranks_and_the_values():
     records = [record(), record(), record(fusion_threshold=5), record(), record(fusion_threshold=5)]
-    text = _meeting.disagreement(records)
+    text = bootstrap.disagreement(records)
     assert "HVDLITE_FUSION_THRESHOLD" in text
     assert "ranks 0-1, 3 have 128" in text and "ranks 2, 4 have 5" in text
 
@@ -52,23 +53,23 @@ def test_a_differing_option_names_itself_the_ranks_and_the_values():
 def test_all_ranks_must_mean_the_same_by_silence():
     """Else the one with the shorter patience would end the job of all."""
     told = [config.read({"HVDLITE_PEER_TIMEOUT": seconds}).agreed() for seconds in ("30", "5")]
-    text = _meeting.disagreement([record(**options) for options in told])
+    text = bootstrap.disagreement([record(**options) for options in told])
     assert "HVDLITE_PEER_TIMEOUT" in text and "rank 0 has 30" in text and "rank 1 has 5" in text
 
 
 def test_one_differing_rank_is_in_the_singular():
-    assert "rank 1 has 7" in _meeting.disagreement([record(), record(fusion_threshold=7)])
+    assert "rank 1 has 7" in bootstrap.disagreement([record(), record(fusion_threshold=7)])
 
 
 def test_different_versions_are_named_first():
-    text = _meeting.disagreement([record(), record(version="2.0", fusion_threshold=5)])
+    text = bootstrap.disagreement([record(), record(version="2.0", fusion_threshold=5)])
     assert "rank 0 has '1.0'" in text and "rank 1 has '2.0'" in text
-    assert "wire" in _meeting.disagreement([record(), record(wire=2)])
+    assert "wire" in bootstrap.disagreement([record(), record(wire=2)])
 
 
 def test_a_local_size_that_is_not_so_is_a_disagreement():
     records = [{**record(), "local_rank": rank, "local_size": 2, "host_id": str(rank)} for rank in range(2)]
-    assert "rank 0 was told that 2 of 2 ranks are on its host" in _meeting.disagreement(records)
+    assert "rank 0 was told that 2 of 2 ranks are on its host" in bootstrap.disagreement(records)
 
 
 def place(size=2, source="HVDLITE_ variables", local=(0, 2), cross=(0, 1)):
@@ -77,20 +78,20 @@ def place(size=2, source="HVDLITE_ variables", local=(0, 2), cross=(0, 1)):
 
 @pytest.mark.parametrize("source", ["Open MPI", "MPICH or Intel MPI"])
 def test_other_launchers_are_refused_above_one_rank(source):
-    text = _meeting.refusal(place(source=source))
+    text = bootstrap.refusal(place(source=source))
     assert source in text and "yet" in text and "hvdlite-run -np 2" in text
-    assert _meeting.refusal(place(1, source, (None, None), (None, None))) is None
+    assert bootstrap.refusal(place(1, source, (None, None), (None, None))) is None
 
 
 def test_any_number_of_hosts_is_taken_and_places_on_them_are_found_where_nobody_tells():
-    assert _meeting.refusal(place(4, cross=(0, 2))) is None
-    assert _meeting.refusal(place(local=(None, None))) is None
-    assert _meeting.refusal(place()) is None
+    assert bootstrap.refusal(place(4, cross=(0, 2))) is None
+    assert bootstrap.refusal(place(local=(None, None))) is None
+    assert bootstrap.refusal(place()) is None
 
 
 def test_without_a_store_the_remedy_is_the_launcher():
     with pytest.raises(errors.HvdInitError, match=r"HVDLITE_STORE_ADDR.*hvdlite-run -np 2"):
-        _meeting.meet(place(), config.read({}), "1", 1)
+        bootstrap.meet(place(), config.read({}), "1", 1)
 
 
 def test_classes_of_errors():

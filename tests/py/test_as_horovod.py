@@ -83,7 +83,8 @@ def test_the_names_are_the_same_objects():
 
     import hvdlite.elastic
     import hvdlite.torch as ours
-    from hvdlite import errors, process_set
+    from hvdlite import errors
+    from hvdlite.process_sets import process_set
 
     assert HorovodInternalError is errors.HorovodInternalError is hvd.HorovodInternalError
     assert issubclass(errors.HvdPeerLostError, HorovodInternalError)

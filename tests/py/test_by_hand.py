@@ -12,10 +12,10 @@ import pytest
 from hosts import Hosts, needs_hosts
 from storing import SECRET, served
 
-from hvdlite import _secret
-from hvdlite.discovery import BY_HAND, Place, discover
 from hvdlite.errors import HvdInitError
-from hvdlite.links import rendezvous
+from hvdlite.rendezvous import standalone_store
+from hvdlite.rendezvous.discovery import BY_HAND, Place, discover
+from hvdlite.security import job_secret
 
 PROGRAM = [sys.executable, str(Path(__file__).resolve().parent / "on_slurm.py"), "meet", "2"]
 PORT = str(20000 + os.getpid() % 9000)
@@ -79,11 +79,11 @@ def test_two_processes_form_one_job(told, tmp_path):
 def test_a_second_job_at_the_same_port_is_refused_and_the_first_goes_on(tmp_path):
     """Its rank 1 might else train with rank 0 of the first."""
     (first,) = start(tmp_path, whole(0))
-    step, _ = rendezvous._by_hand(Place(0, 2, None, None, None, None, BY_HAND), whole(0), None)
-    key = _secret.of_user({"XDG_CONFIG_HOME": str(tmp_path)}, one_host=True)
+    step, _ = standalone_store._by_hand(Place(0, 2, None, None, None, None, BY_HAND), whole(0), None)
+    key = job_secret.of_user({"XDG_CONFIG_HOME": str(tmp_path)}, one_host=True)
     secret = hmac.digest(key, step.encode(), "sha256")
-    rendezvous._seek(
-        1, "127.0.0.1", rendezvous._ports(step, secret), secret, SECONDS, {}, ""
+    standalone_store._seek(
+        1, "127.0.0.1", standalone_store._ports(step, secret), secret, SECONDS, {}, ""
     )  # until the first is there
     codes, said = ends(start(tmp_path, {**whole(0), "HVDLITE_START_TIMEOUT": "1"}))
     assert codes == [1] and "rank 0 of 2: another rank 0 already uses 127.0.0.1" in said[0] and "[HVD116]" in said[0], (
@@ -121,26 +121,28 @@ def test_so_it_may_for_the_backend_of_torch(tmp_path):
 @pytest.mark.parametrize(
     ("change", "ip"),
     [
-        ({}, rendezvous._EVERYWHERE),
-        ({"MASTER_ADDR": "127.0.1.1"}, rendezvous._EVERYWHERE),
+        ({}, standalone_store._EVERYWHERE),
+        ({"MASTER_ADDR": "127.0.1.1"}, standalone_store._EVERYWHERE),
         ({"LOCAL_WORLD_SIZE": "2"}, "127.0.0.1"),
-        ({_secret.POD: "10.0.0.1"}, "127.0.0.1"),  # no other pod can have the key
+        ({job_secret.POD: "10.0.0.1"}, "127.0.0.1"),  # no other pod can have the key
     ],
 )
 def test_the_store_is_open_to_other_hosts_only_where_ranks_may_be_there(change, ip, monkeypatch, tmp_path):
     seen, environ = [], whole(0) | {"XDG_CONFIG_HOME": str(tmp_path)} | change
-    monkeypatch.setattr(rendezvous, "_keep_alone", lambda _, ip, *__: seen.append(ip) or {"address": ip, "port": 1})
-    monkeypatch.setattr(rendezvous, "_known", {})
+    monkeypatch.setattr(
+        standalone_store, "_keep_alone", lambda _, ip, *__: seen.append(ip) or {"address": ip, "port": 1}
+    )
+    monkeypatch.setattr(standalone_store, "_known", {})
     values = {"store_addr": None, "store_port": None, "secret_key": None, "start_timeout": 1.0}
-    assert rendezvous.found(discover(environ), environ, values)["store_addr"] == "127.0.0.1" and seen == [ip]
+    assert standalone_store.found(discover(environ), environ, values)["store_addr"] == "127.0.0.1" and seen == [ip]
 
 
 def test_a_second_rank_0_on_another_host_hears_of_the_first():
     with served(2) as store:
         ip, port = store.address
-        rendezvous._refuse_second(ip, ip, port, SECRET)  # its own host
+        standalone_store._refuse_second(ip, ip, port, SECRET)  # its own host
         with pytest.raises(HvdInitError, match=rf"{ip} is another host, .* a RANK .*\[HVD118\]"):
-            rendezvous._refuse_second(ip, "10.0.0.1", port, SECRET)
+            standalone_store._refuse_second(ip, "10.0.0.1", port, SECRET)
 
 
 def test_ranks_that_disagree_hear_which_variable_to_look_at(tmp_path):
@@ -163,6 +165,6 @@ def test_ranks_that_disagree_hear_which_variable_to_look_at(tmp_path):
 def test_a_name_that_cannot_be_looked_up_is_refused_at_once():
     for node in (".train", "a..b", "a" * 64):
         with pytest.raises(HvdInitError, match=r"is not the name of a host .*: set MASTER_ADDR .*\[HVD116\]"):
-            rendezvous._check_name(node)
+            standalone_store._check_name(node)
     for node in ("localhost", "pod-0.train.", "10.0.0.1", "fe80::1%eth0", "bücher"):
-        rendezvous._check_name(node)
+        standalone_store._check_name(node)

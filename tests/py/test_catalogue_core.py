@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from hvdlite import catalogue
+from hvdlite.errors import catalogue
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
@@ -65,13 +65,13 @@ def without_code(path, text):
 def sources():
     files = sorted([*(ROOT / "csrc").rglob("*.c"), *(ROOT / "csrc").rglob("*.h")])
     named = {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8") for path in files}
-    assert named.pop("csrc/ground/codes.h")
+    assert named.pop("csrc/base/codes.h")
     return named
 
 
 def test_every_text_of_the_core_has_a_code(sources):
     found = [site for path, text in sources.items() for site in without_code(path, text)]
-    assert not found, "these texts have no code (see ground.h and hvdlite/ERRORS.md):\n" + "\n".join(found)
+    assert not found, "these texts have no code (see base.h and hvdlite/ERRORS.md):\n" + "\n".join(found)
 
 
 def test_codes_in_the_core_are_those_of_the_catalogue(sources):

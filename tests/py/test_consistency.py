@@ -124,22 +124,22 @@ def test_a_rank_that_is_in_another_exchange_is_waited_for_by_name():
     import torch
 
     import hvdlite.torch as hvdt
-    from hvdlite import _bytes
-    from hvdlite.consistency import require_equal
+    from hvdlite._core import byte_exchange
+    from hvdlite.training.consistency import require_equal
 
     names = []
-    submit = _bytes.submit
+    submit = byte_exchange.submit
 
     def noted(kind, set_number, dtype, name, *rest, **more):
         names.append(name)
         return submit(kind, set_number, dtype, name, *rest, **more)
 
-    _bytes.submit = noted
+    byte_exchange.submit = noted
     try:
         hvdt.check_consistency([torch.ones(1)])
         require_equal("broadcast_parameters", ["a"], hvd.global_process_set, str, "")
     finally:
-        _bytes.submit = submit
+        byte_exchange.submit = submit
     assert [name for name in names if name and "allgather_object" in name] == [
         "allgather_object.check_consistency", "allgather_object.broadcast_parameters"
     ]  # fmt: skip

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from ranks import as_ranks
 
-from hvdlite import _core, _opening
+from hvdlite import _core
+from hvdlite.process_sets import open
 
 
 def barrier():
@@ -16,14 +17,14 @@ def barrier():
 
 
 def opened(ranks):
-    number = _opening.opened("open", ranks, [_core.rank()], [_opening.place()], lambda _, word: [word])  # as the others
+    number = open.opened("open", ranks, [_core.rank()], [open.place()], lambda _, word: [word])  # as the others
     barrier()
     return number
 
 
 def closed(number):
     barrier()
-    _opening.closed(number)
+    open.closed(number)
 
 
 def submit(kind, name, source, target=None, **more):

@@ -11,7 +11,7 @@ from ranks import as_ranks
 
 import hvdlite as hvd
 from hvdlite import _core
-from hvdlite._core.flight import idle
+from hvdlite._core.inflight import idle
 from hvdlite.errors import HvdMismatchError, HvdNotInitializedError
 
 
@@ -93,7 +93,7 @@ def test_a_kick_needs_a_job():
 
 def test_what_was_abandoned_is_held_though_more_is_abandoned_meanwhile(monkeypatch):
     """As a collection of garbage does that comes while shutdown looks at what is left."""
-    from hvdlite._core import flight
+    from hvdlite._core import inflight
 
     class Abandons:
         name = None
@@ -105,16 +105,16 @@ def test_what_was_abandoned_is_held_though_more_is_abandoned_meanwhile(monkeypat
             return types.SimpleNamespace(device=1)
 
     def leave(keep):
-        made = flight.Flight()
+        made = inflight.Flight()
         made.keep, made.request = keep, Abandons()
-        flight.abandon(made)
+        inflight.abandon(made)
 
     held = []
-    monkeypatch.setattr(flight, "risk", held.append)
-    monkeypatch.setattr(flight, "let_go", lambda: None)
+    monkeypatch.setattr(inflight, "risk", held.append)
+    monkeypatch.setattr(inflight, "let_go", lambda: None)
     leave("first")
-    flight.forget_all()
-    assert held[0] == "first" and len(held) > 3 and not flight.abandoned
+    inflight.forget_all()
+    assert held[0] == "first" and len(held) > 3 and not inflight.abandoned
 
 
 @as_ranks(2)

@@ -7,8 +7,8 @@ import sys
 import pytest
 from launching import SECONDS
 
-from hvdlite import _python
-from hvdlite.launcher import carried, starting
+from hvdlite.launcher.starters import mpi_agent, starter
+from hvdlite.system import python_command
 
 SPY = "import os\nopen(os.environ['SEEN'], 'a').write(__name__ + ' ')\n"
 PLANTED = "selectors", "json", "socket", "hmac", "hashlib", "struct", "argparse", "cloudpickle", "numpy", "hvdlite"
@@ -69,7 +69,7 @@ def test_a_function_that_is_called_from_python(planted, tmp_path):
     assert done.returncode == 0 and done.stdout.endswith("42\n"), done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("boot", [starting.BOOT, carried.BOOT], ids=["srun", "mpirun"])
+@pytest.mark.parametrize("boot", [starter.BOOT, mpi_agent.BOOT], ids=["srun", "mpirun"])
 def test_agents_that_a_starter_brings(planted, boot):
     """They are given nothing, and end at once."""
     folder, environ = planted
@@ -79,7 +79,7 @@ def test_agents_that_a_starter_brings(planted, boot):
 
 def test_a_folder_that_the_user_has_put_on_the_path_stays_there(planted):
     folder, environ = planted
-    words = [sys.executable, "-c", f"{_python.WITHOUT_FOLDER}import struct"]
+    words = [sys.executable, "-c", f"{python_command.WITHOUT_FOLDER}import struct"]
     subprocess.run(words, cwd=folder, env=environ, check=True)
     assert seen(environ) == ""
     subprocess.run(words, cwd=folder, env={**environ, "PYTHONPATH": str(folder)}, check=True)

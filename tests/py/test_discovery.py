@@ -5,9 +5,9 @@ import re
 
 import pytest
 
-from hvdlite._slurm import nodes, tasks_per_node
-from hvdlite.discovery import BY_HAND, SINGLE, Place, discover
 from hvdlite.errors import HvdInitError
+from hvdlite.rendezvous.discovery import BY_HAND, SINGLE, Place, discover
+from hvdlite.rendezvous.slurm import nodes, tasks_per_node
 
 
 def own(rank, size, local_rank, local_size, cross_rank, cross_size, prefix="HVDLITE_"):

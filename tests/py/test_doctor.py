@@ -13,8 +13,9 @@ from hosts import needs_hosts
 from hosts_sshd import empty_within
 from launching import Launch, launch
 
-from hvdlite.launcher import examine, findings
-from hvdlite.launcher.findings import FAILURE, WARNING, WELL
+from hvdlite.launcher.diagnostics import findings
+from hvdlite.launcher.diagnostics.findings import FAILURE, WARNING, WELL
+from hvdlite.launcher.probe import host_probe
 
 SECONDS = 300
 GOOD = {
@@ -130,11 +131,11 @@ def test_which_rank_a_script_would_be(environ, grades, says):
 
 
 def test_ports_that_are_taken_are_not_free():
-    before = examine.facts()["ports"]
+    before = host_probe.facts()["ports"]
     with contextlib.ExitStack() as taken:
         for _ in range(300):
             taken.enter_context(socket.create_server(("127.0.0.1", 0)))
-        assert before - examine.facts()["ports"] > 200  # others on this machine take and give back some, too
+        assert before - host_probe.facts()["ports"] > 200  # others on this machine take and give back some, too
 
 
 def test_this_host_alone():

@@ -9,11 +9,11 @@ import time
 import pytest
 from launching import answers
 
-from hvdlite.launcher import process
+from hvdlite.launcher.agent import process
 from hvdlite.launcher.elastic import capacity, discovery
 from hvdlite.launcher.elastic.capacity import Capacity
 from hvdlite.launcher.elastic.discovery import DiscoveryError, DiscoveryScript
-from hvdlite.launcher.hosts import Host
+from hvdlite.launcher.hosts.hosts import Host
 
 
 @pytest.fixture

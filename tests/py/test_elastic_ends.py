@@ -7,7 +7,7 @@ import signal
 
 from elastic_jobs import AT_ONCE, PROGRAM, ElasticJob, said
 
-from hvdlite.launcher.elastic.ends import End, judged
+from hvdlite.launcher.store.elastic_process_end import End, judged
 
 LONG = {"epochs": 1000}
 NEVER = ("--blacklist-cooldown-range", "1000", "1000")
@@ -162,7 +162,7 @@ def test_nobody_waits_for_a_process_that_was_started_after_the_first_ones(tmp_pa
 DIES_IN_INIT = """
 import os, runpy, sys
 sys.path.insert(0, os.path.dirname({0!r}))
-from hvdlite import _meeting
+from hvdlite.rendezvous import bootstrap as _meeting
 if os.environ["HVDLITE_MEMBER"] == "1":
     _meeting.meet = lambda *_: os.kill(os.getpid(), 9)  # the store has told all of it that they are there
 runpy.run_path({0!r}, run_name="__main__")

@@ -13,9 +13,9 @@ import re
 import pytest
 from ranks import EVERYTHING
 
-from hvdlite import _wire
-from hvdlite.launcher.elastic.membership import Events, Membership, Terms
-from hvdlite.launcher.epochs import LOST_CODE, Refusal
+from hvdlite.launcher.store.elastic_membership import Events, Membership, Terms
+from hvdlite.launcher.store.epochs import LOST_CODE, Refusal
+from hvdlite.security import framing
 
 BUILD = "1.0", "1"
 AWAITED = {"in", "failed", "away"}  # in an epoch; in one that has ended for it; on its way to the rendezvous
@@ -56,19 +56,19 @@ class History:
 
     def tell(self, number, kind, body):
         self.heard.append((number, kind))
-        if kind == _wire.JOINED:
+        if kind == framing.JOINED:
             self.joined[number] = json.loads(body)
-        elif kind == _wire.LOST:
-            culprit, _, text = _wire.unpack_end(body)
+        elif kind == framing.LOST:
+            culprit, _, text = framing.unpack_end(body)
             assert number not in self.lost and number in self.last, "told twice, or of another epoch"
             assert 0 <= culprit < len(self.last) and f"rank {culprit} " in text, text
             self.lost.add(number)
-        elif kind == _wire.REMOVED:
+        elif kind == framing.REMOVED:
             assert number in self.removed or self.finished and "is over" in body.decode(), "nobody removed it"
             assert self.at[number] == "waiting", "removed in the middle of a step"
             self.going[number] = self.now
-        elif kind == _wire.GATHERED:
-            assert _wire.unpack_gathered(body, len(self.last))[1] == [b"%d" % each for each in self.last]
+        elif kind == framing.GATHERED:
+            assert framing.unpack_gathered(body, len(self.last))[1] == [b"%d" % each for each in self.last]
 
     def opened(self, number, members):
         assert number == self.epochs and members and len(set(members)) == len(members)
@@ -175,11 +175,11 @@ class History:
             heard, self.heard = self.heard, []
             for number, kind in heard:
                 at = self.at.get(number)
-                if kind == _wire.JOINED and at == "waiting":
+                if kind == framing.JOINED and at == "waiting":
                     self.at[number] = "in"
-                elif kind == _wire.LOST and at == "in":
+                elif kind == framing.LOST and at == "in":
                     self.at[number] = "failed"
-                elif kind in (_wire.REMOVED, _wire.REFUSED) and at == "waiting":
+                elif kind in (framing.REMOVED, framing.REFUSED) and at == "waiting":
                     self.at[number] = "leaving"
             if self.doomed and self.r.random() < 0.7:
                 number = self.doomed.pop()

@@ -12,7 +12,7 @@ import pytest
 from elastic_jobs import AT_ONCE, PROGRAM, ElasticJob
 from launching import Launch
 
-from hvdlite import _state_file
+from hvdlite.elastic import checkpoint
 
 PLAN = {"samples": 480, "epochs": 1000, "pause": 0.01}
 SAVED = (
@@ -22,7 +22,7 @@ SAVED = (
 
 def committed(job, path):
     """The last commit is in the file, and all ranks ended just after it."""
-    step = len(_state_file.read(path)["objects"]["log"])
+    step = len(checkpoint.read(path)["objects"]["log"])
     assert step == max(job.steps(pid)[-1][1] for pid in job.pids()), job.out
     return step
 
@@ -93,7 +93,7 @@ while not os.path.exists(os.path.join(sys.argv[1], "go")):
 
 
 def test_a_signal_before_the_first_epoch_is_remembered(tmp_path):
-    late = tmp_path / "late.py"
+    late = tmp_path / "hvdlite/tensorflow/ops/timeouts.py"
     late.write_text(LATE + Path(PROGRAM).read_text())
     plan = {**PLAN, "saved": str(tmp_path / "state")}
     with ElasticJob(tmp_path, "-np", "2", "--min-np", "1", plan=plan, program=str(late)) as job:

@@ -15,7 +15,8 @@ from ranks import as_ranks, everything
 torch = pytest.importorskip("torch")
 
 import hvdlite.torch as hvd  # noqa: E402
-from hvdlite import _state_file, elastic  # noqa: E402
+from hvdlite import elastic  # noqa: E402
+from hvdlite.elastic import checkpoint  # noqa: E402
 from hvdlite.errors import HorovodInternalError, HvdStateError  # noqa: E402
 
 PLAN = {"samples": 480, "epochs": 1000, "pause": 0.01}
@@ -50,7 +51,7 @@ def test_a_restart_goes_on_from_the_file(tmp_path):
 
 def test_a_file_that_was_cut_or_changed_anywhere_is_refused(tmp_path):
     path = str(tmp_path / "state")
-    _state_file.write(path, {"step": 5})
+    checkpoint.write(path, {"step": 5})
     with open(path, "rb") as file:
         whole = file.read()
     changed = [whole[:at] + bytes((whole[at] ^ 1,)) + whole[at + 1 :] for at in range(len(whole))]
@@ -58,8 +59,8 @@ def test_a_file_that_was_cut_or_changed_anywhere_is_refused(tmp_path):
         with open(path, "wb") as file:
             file.write(content)
         with pytest.raises(HvdStateError, match=rf"^{path} is not a state .*changed since.*\[HVD425\]$"):
-            _state_file.read(path)
-    assert _state_file.read(path + ".none") is None
+            checkpoint.read(path)
+    assert checkpoint.read(path + ".none") is None
 
 
 class Dies:
@@ -69,18 +70,18 @@ class Dies:
 
 def test_a_kill_in_the_midst_of_a_write_leaves_the_old_file(tmp_path):
     path = str(tmp_path / "state")
-    _state_file.write(path, {"step": 5})
+    checkpoint.write(path, {"step": 5})
     pid = os.fork()
     if pid == 0:
-        _state_file.write(path, [bytes(1 << 20), Dies()])
+        checkpoint.write(path, [bytes(1 << 20), Dies()])
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
     (left,) = {*os.listdir(tmp_path)} - {"state"}
-    assert left.endswith(f".{pid}.part") and _state_file.read(path) == {"step": 5}
+    assert left.endswith(f".{pid}.part") and checkpoint.read(path) == {"step": 5}
     stay = ["state.1.part", f"state.other.{pid}.part", "state2.other.1.part", left.replace(str(pid), str(os.getpid()))]
     for name, age in ((stay[0], 9999), (stay[1], 0), (stay[2], 9999), (stay[3], 0), ("state.other.1.part", 9999)):
         (tmp_path / name).touch()
         os.utime(tmp_path / name, (time.time() - age,) * 2)
-    _state_file.Kept(path, 0, unread=True).load_into(Holds())
+    checkpoint.Kept(path, 0, unread=True).load_into(Holds())
     assert sorted(os.listdir(tmp_path)) == sorted(["state", *stay])
 
 
@@ -93,16 +94,16 @@ class Holds:
 def test_the_file_belongs_to_the_job_that_wrote_first(tmp_path, capsys, there):
     path = str(tmp_path / "state")
     if there:
-        _state_file.write(path, 0)
-    one, other = (_state_file.Kept(path, 0, unread=True) for _ in range(2))
+        checkpoint.write(path, 0)
+    one, other = (checkpoint.Kept(path, 0, unread=True) for _ in range(2))
     for kept in (one, other):
         kept.load_into(Holds())
     assert one.write(1) and one.write(2) and not other.write(3) and not other.is_due()
     other.ranks_changed()
     other.ended(lambda: 4)
-    assert not other.write(5) and one.write(6) and _state_file.read(path) == 6
+    assert not other.write(5) and one.write(6) and checkpoint.read(path) == 6
     assert capsys.readouterr().err.count(f"another job also writes {path}: ") == 1
-    next_rank = _state_file.Kept(path, 0, unread=False)
+    next_rank = checkpoint.Kept(path, 0, unread=False)
     assert next_rank.write(7)
     one.ranks_changed()
     assert one.write(8)
@@ -111,7 +112,7 @@ def test_the_file_belongs_to_the_job_that_wrote_first(tmp_path, capsys, there):
 
 
 def test_what_cannot_be_written_is_told_each_minute_and_what_cannot_be_pickled_is_named(tmp_path, monkeypatch, capsys):
-    kept = _state_file.Kept(str(tmp_path / "none" / "state"), 60, unread=True)
+    kept = checkpoint.Kept(str(tmp_path / "none" / "state"), 60, unread=True)
     assert not kept.write(1)
     (tmp_path / "none").mkdir()
     assert kept.write(2)
@@ -119,11 +120,11 @@ def test_what_cannot_be_written_is_told_each_minute_and_what_cannot_be_pickled_i
     assert not kept.write(3)
     now = time.monotonic()
     assert not kept.is_due()
-    monkeypatch.setattr(_state_file.time, "monotonic", lambda: now + 61)
+    monkeypatch.setattr(checkpoint.time, "monotonic", lambda: now + 61)
     assert kept.is_due() and not kept.write(4)
     assert capsys.readouterr().err.count(f"state cannot be written ({os.strerror(2)}): ") == 2
     with pytest.raises(HvdStateError, match=rf"saved to {tmp_path}/state: attribute 'out' .*\[HVD425\]"):
-        _state_file.Kept(str(tmp_path / "state"), 0, unread=True).write({"objects": {"step": 1, "out": sys.stdout}})
+        checkpoint.Kept(str(tmp_path / "state"), 0, unread=True).write({"objects": {"step": 1, "out": sys.stdout}})
     assert os.listdir(tmp_path) == ["elsewhere"]
 
 
@@ -151,7 +152,7 @@ train(state)
 def test_training_goes_on_when_the_disk_is_full(tmp_path):
     code, out, err = launch("-np", 2, sys.executable, "-c", FULL, tmp_path / "state")
     assert code == 0 and err.count("cannot be written (File too large)") == 1, out + err
-    assert _state_file.read(tmp_path / "state")["objects"]["step"] == 3 and os.listdir(tmp_path) == ["state"]
+    assert checkpoint.read(tmp_path / "state")["objects"]["step"] == 3 and os.listdir(tmp_path) == ["state"]
 
 
 def training(path, seed, width=3, **more):
@@ -218,7 +219,7 @@ def test_the_file_has_the_samples_of_all_ranks_and_the_last_commit(tmp_path):
         state.step = 7  # committed by nobody
 
     train(state)
-    kept = _state_file.read(path) if hvd.rank() == 0 else None
+    kept = checkpoint.read(path) if hvd.rank() == 0 else None
     assert kept is None or kept["objects"]["step"] == 1
     assert kept is None or kept["handlers"]["sampler"]["processed_indices"] == {0, 1, 4, 5}
     state._file.taken = hvd.rank() == 0

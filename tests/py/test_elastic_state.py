@@ -12,7 +12,9 @@ from ranks import as_ranks
 torch = pytest.importorskip("torch")
 
 import hvdlite.torch as hvd  # noqa: E402
-from hvdlite import _member, _state_form, _static_sets, elastic  # noqa: E402
+from hvdlite import elastic  # noqa: E402
+from hvdlite.process_sets import static  # noqa: E402
+from hvdlite.rendezvous import elastic_member  # noqa: E402
 from hvdlite.torch.elastic import state as handlers  # noqa: E402
 
 
@@ -20,9 +22,9 @@ from hvdlite.torch.elastic import state as handlers  # noqa: E402
 def elastic_job(commit):
     """These ranks as if hvdlite-run --min-np had started them, and this one's last commit had this number."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_member, "is_elastic", lambda: True)
-        patch.setattr(_member, "commit", commit)
-        patch.setattr(_member, "calls", 0)
+        patch.setattr(elastic_member, "is_elastic", lambda: True)
+        patch.setattr(elastic_member, "commit", commit)
+        patch.setattr(elastic_member, "calls", 0)
         yield
 
 
@@ -204,25 +206,25 @@ def test_samples_of_a_lost_rank_are_known_and_those_of_a_commit_taken_back_do_no
     sampler = hvd.elastic.ElasticSampler(range(9), shuffle=False)
     state = hvd.elastic.TorchState(sampler=sampler, step=0)
     with elastic_job(-1):
-        assert elastic._synchronize(state) is None and _member.commit == 0
+        assert elastic._synchronize(state) is None and elastic_member.commit == 0
         if hvd.rank() == 1:  # the other has named none yet
             sampler.record_indices([5])
         state.commit()
         assert sampler.processed_indices == {5} and not sampler.unshared
         sampler.record_indices([hvd.rank()])
         state.commit()
-        assert _member.commit == 2
+        assert elastic_member.commit == 2
         sampler.record_indices([7])
         state.restore()
         assert sampler.processed_indices == {0, 1, 5}
         sampler.record_indices([2 + hvd.rank()])
         if hvd.rank() == 1:  # it has saved the next commit, which the other has not
-            state._number = _member.commit + 1
+            state._number = elastic_member.commit + 1
             state.save()
-            _member.commit += 1
+            elastic_member.commit += 1
         else:
             state.restore()
-        assert elastic._synchronize(state) is None and _member.commit == 2
+        assert elastic._synchronize(state) is None and elastic_member.commit == 2
         state.restore()
         assert sampler.processed_indices == {0, 1, 5}
         sampler.record_indices([8] if hvd.rank() == 1 else [])
@@ -270,8 +272,8 @@ def test_a_newcomer_with_another_model_fails_alone():
                 loop(alone)
             assert caught.value.ranks == (2,) and not hvd.is_initialized()
             hvd.init()  # in its place comes one with the right model
-            _member.calls = 0
-        assert loop(state) == (6.0, 0, 0 if new else 1) and _member.commit == 4
+            elastic_member.calls = 0
+        assert loop(state) == (6.0, 0, 0 if new else 1) and elastic_member.commit == 4
 
 
 @as_ranks(2)
@@ -282,12 +284,12 @@ def test_other_models_of_ranks_that_began_together_are_everybodys_error():
 
 
 def test_static_sets_that_have_lost_ranks_are_left_out_and_named(monkeypatch, capsys):
-    monkeypatch.setattr(_static_sets, "_named", [hvd.ProcessSet(ranks) for ranks in ([0], [0, 1], [1, 3])])
-    assert [each.ranks for each in _static_sets.of_life(None, 0, 2)] == [[0]]
+    monkeypatch.setattr(static, "_named", [hvd.ProcessSet(ranks) for ranks in ([0], [0, 1], [1, 3])])
+    assert [each.ranks for each in static.of_life(None, 0, 2)] == [[0]]
     said = capsys.readouterr().err
     assert said.count("\n") == 1 and "[1, 3] (there is no rank 3 in a job of 2 ranks)" in said and "[0, 1] (" in said
-    assert _static_sets.of_life(None, 1, 2) and not capsys.readouterr().err
-    assert len(_static_sets.of_life(None, 0, 4)) == 3 and not capsys.readouterr().err
+    assert static.of_life(None, 1, 2) and not capsys.readouterr().err
+    assert len(static.of_life(None, 0, 4)) == 3 and not capsys.readouterr().err
 
 
 LOOP = """
@@ -346,7 +348,7 @@ def test_the_loop_goes_on_after_an_interrupt_a_loss_and_a_loss_within_sync():
 def test_states_of_other_forms_and_other_training_functions_are_told_before_anything_is_sent(other, ranks, says):
     first = 1, {"step": "an object", "model": "Net"}
     try:
-        _state_form.require_same([first, first, other])
+        elastic.state_form.require_same([first, first, other])
     except hvd.HvdMismatchError as error:
         assert says and says in str(error) and error.ranks == ranks
     else:

@@ -7,9 +7,9 @@ import json
 
 import pytest
 
-from hvdlite import _wire
-from hvdlite.launcher.elastic.membership import Events, Membership, Terms
-from hvdlite.launcher.epochs import LOST_CODE, Refusal
+from hvdlite.launcher.store.elastic_membership import Events, Membership, Terms
+from hvdlite.launcher.store.epochs import LOST_CODE, Refusal
+from hvdlite.security import framing
 
 BUILD = "1.0", "1"
 
@@ -215,7 +215,7 @@ def test_a_removed_member_goes_at_the_next_meeting_and_is_killed_if_it_does_not(
     book.of.remove(0, "its host goes")
     assert book.news == [{"come": 0, "go": 1}] and book.of.is_removed(0)
     book.again(0, 1, 2)
-    assert book.opened[-1] == [1, 2] and (0, _wire.REMOVED, b"its host goes") in book.frames
+    assert book.opened[-1] == [1, 2] and (0, framing.REMOVED, b"its host goes") in book.frames
     assert book.of.news() == {"come": 0, "go": 0} and book.of.living() == [0, 1, 2] and book.of.free_slot("b") == 3
     book.at(30.0)
     assert book.killed == [(0, "rank 0 (pid 0 on b) was removed, and has not ended within 30 s [HVD501]")]
@@ -230,7 +230,7 @@ def test_newcomers_need_not_come_when_training_is_over():
     book.of.left(1)
     assert book.of.remove_new("training is over") == [2, 3]
     book.join(3)
-    assert book.frames[-2:] == [(number, _wire.REMOVED, b"training is over") for number in (2, 3)]
+    assert book.frames[-2:] == [(number, framing.REMOVED, b"training is over") for number in (2, 3)]
     book.of.over("the job ends [HVD401]")
     with pytest.raises(Refusal, match="the job ends"):
         book.join(1)
@@ -240,16 +240,16 @@ def test_losses_name_the_rank_of_their_epoch():
     book = Book(3)
     book.again(1, 2)
     book.of.ended(0, "rank 0 (pid 0 on b) was killed [HVD402]")
-    assert [json.loads(body)["rank"] for _, kind, body in book.frames[-2:] if kind == _wire.JOINED] == [0, 1]
+    assert [json.loads(body)["rank"] for _, kind, body in book.frames[-2:] if kind == framing.JOINED] == [0, 1]
     book.of.disconnected(2)  # first, and its end tells more
     book.of.ended(2, f"{book.of.who(2)} was killed [HVD402]")
-    assert book.frames[-1][:2] == (1, _wire.LOST)
-    assert _wire.unpack_end(book.frames[-1][2]) == (1, LOST_CODE, "rank 1 (pid 2 on b) was killed [HVD402]")
+    assert book.frames[-1][:2] == (1, framing.LOST)
+    assert framing.unpack_end(book.frames[-1][2]) == (1, LOST_CODE, "rank 1 (pid 2 on b) was killed [HVD402]")
     book = Book(2)
     book.of.disconnected(1)
     book.at(0.2)
     text = "the connection of rank 1 (pid 1 on b) ended without a goodbye [HVD401]"
-    assert _wire.unpack_end(book.frames[-1][2]) == (1, LOST_CODE, text)
+    assert framing.unpack_end(book.frames[-1][2]) == (1, LOST_CODE, text)
 
 
 def test_the_ends_of_a_job():
@@ -266,7 +266,7 @@ def test_the_ends_of_a_job():
     book.at(600.0)
     assert book.waits == ["2 ranks wait for 1 more (--min-np 3), at most 600 s (--elastic-timeout)"]
     assert book.failed == ["2 ranks have waited for 1 more (--min-np 3), for 600 s (--elastic-timeout) [HVD421]"]
-    assert book.frames[-1][:2] == (2, _wire.REFUSED)
+    assert book.frames[-1][:2] == (2, framing.REFUSED)
     book = Book(2, reset_limit=1)
     book.again(0, 1)
     book.again(0, 1)

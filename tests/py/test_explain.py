@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hvdlite import _messages, catalogue
+from hvdlite.errors import catalogue, message_index
 from hvdlite.launcher import cli
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -71,11 +71,13 @@ def test_words_that_many_codes_have_are_answered_by_titles(capsys):
 
 
 def test_every_message_that_lost_its_end_is_found_by_its_words():
-    known = _messages.messages()
+    known = message_index.messages()
     assert len({code for code, _ in known}) > len(catalogue.ROWS) * 0.95
     asked = known[::25]
     missed = [
-        pair for pair in asked if _messages.nearest(f"[1]<stderr>:E: {pair[1][: -len(pair[1]) // 8]}", known) != pair[0]
+        pair
+        for pair in asked
+        if message_index.nearest(f"[1]<stderr>:E: {pair[1][: -len(pair[1]) // 8]}", known) != pair[0]
     ]
     assert len(missed) <= len(asked) // 10, missed
 
@@ -84,7 +86,7 @@ def test_the_box_of_the_site_finds_the_same(tmp_path):
     if shutil.which("node") is None:
         pytest.skip("needs node")
     sections = [(row.code, " ".join(row).lower()) for row in catalogue.ROWS.values()]
-    given = json.dumps([[text for text, _ in PASTED], sections, _messages.messages()])
+    given = json.dumps([[text for text, _ in PASTED], sections, message_index.messages()])
     (tmp_path / "given.json").write_text(given)
     script = str(ROOT / "docs/_static/errors.js")
     shown = f"const shown = require({script!r}), [texts, all, known] = require('./given.json');"

@@ -8,7 +8,7 @@ import pytest
 
 ROOM = """
 import resource, sys
-from hvdlite import _files
+from hvdlite.system import open_files as _files
 resource.setrlimit(resource.RLIMIT_NOFILE, (100, {hard}))
 try:
     _files.allow({more}, "rank 3", "for streams to {more} other ranks")

@@ -8,9 +8,10 @@ import sys
 import pytest
 from launching import launch
 
-from hvdlite import _core, _failing, catalogue
-from hvdlite._coded import ending
-from hvdlite.errors import HvdPeerLostError
+from hvdlite import _core
+from hvdlite.errors import HvdPeerLostError, catalogue
+from hvdlite.errors.codes import ending
+from hvdlite.lifecycle import uncaught
 
 PROGRAM = """
 import os, sys, threading, numpy
@@ -161,15 +162,15 @@ def test_a_hook_says_it_though_the_handler_of_a_signal_raises_meanwhile(capsys):
         if len(told) == 1:
             raise RuntimeError("a worker has died")
 
-    what = _failing._described(Interrupted, error, None)
-    _failing._say(report, what, error)
+    what = uncaught._described(Interrupted, error, None)
+    uncaught._say(report, what, error)
     assert told == ["Interrupted: boom"] * 2 and capsys.readouterr().err == ""
-    _failing._say(lambda *_: 1 // 0, what, error)
+    uncaught._say(lambda *_: 1 // 0, what, error)
     assert "ZeroDivisionError" in capsys.readouterr().err
 
 
 def described(text):
-    return _failing.describe(RuntimeError, RuntimeError(text), None)
+    return uncaught.describe(RuntimeError, RuntimeError(text), None)
 
 
 def test_of_a_text_around_one_of_ours_the_paragraph_with_the_code_is_said():
@@ -184,18 +185,18 @@ def test_of_a_text_around_one_of_ours_the_paragraph_with_the_code_is_said():
     long = described("\n\n" + "a" * 5000 + " [HVD305]\n [[node]]")
     assert long == f"RuntimeError: {'a' * 986} [HVD305]"
     for whole in ("epoch 1 failed:\n\nno [HVD301]", "a\n\nb", "a [HVD30]\nb", "no [HVD301] (see docs)"):
-        assert _failing._cause(whole) == whole
+        assert uncaught._cause(whole) == whole
 
 
 def test_an_error_that_quotes_a_lost_rank_means_that_rank():
     for code, row in catalogue.ROWS.items():
         own = _core.lib.hvd_rank()
         error = RuntimeError(f"Graph:\n\nallreduce of 'rank 7 x' on rank {own}: rank 3 is lost [{code}]\n [[node]]")
-        meant = _failing.meant(error)
+        meant = uncaught.meant(error)
         assert isinstance(meant, HvdPeerLostError) == ("HvdPeerLostError" in row.raises) == (meant is not error), code
         assert meant is error or (meant.rank, meant.code) == (3, code)
-    assert _failing.meant(None) is None
+    assert uncaught.meant(None) is None
     for text in ("boom", "the launcher of this job has ended [HVD455]"):
-        assert _failing.meant(error := RuntimeError(text)) is error
-    lost = _failing.meant(RuntimeError("epoch 1: rank 3 left the job [HVD451]"))
-    assert lost.rank == 3 and _failing.meant(lost) is lost
+        assert uncaught.meant(error := RuntimeError(text)) is error
+    lost = uncaught.meant(RuntimeError("epoch 1: rank 3 left the job [HVD451]"))
+    assert lost.rank == 3 and uncaught.meant(lost) is lost

@@ -20,7 +20,7 @@ from launching import launch
 from ranks import everything
 from test_launcher_mpi import over_two_hosts, said_by
 
-from hvdlite.mpi import agent
+from hvdlite.mpi import launcher_agent
 
 PROGRAM = Path(__file__).resolve().parent / "failing.py"
 WAYS = {
@@ -134,13 +134,13 @@ def test_what_is_no_connection_to_an_agent_is_none():
     near, far = socket.socketpair()
     with near, far, open(__file__, "rb") as file:
         number = far.fileno()
-        assert agent.connection(f"{number}:{os.fstat(number).st_ino}") == number
-        assert agent.connection(f"{number}:{os.fstat(number).st_ino + 1}") == -1  # another file by now
-        assert agent.connection(f"{file.fileno()}:{os.fstat(file.fileno()).st_ino}") == -1
+        assert launcher_agent.connection(f"{number}:{os.fstat(number).st_ino}") == number
+        assert launcher_agent.connection(f"{number}:{os.fstat(number).st_ino + 1}") == -1  # another file by now
+        assert launcher_agent.connection(f"{file.fileno()}:{os.fstat(file.fileno()).st_ino}") == -1
     for name in (None, "", "7", "7:", ":7", "x:1", "-1:1", "1 :1", f"{number}:1", "9" * 40 + ":1"):
-        assert agent.connection(name) == -1, name
-    agent.introduce(-1, [0])  # nobody hears it
-    agent.abort(number, 0, -5, "it is closed")
+        assert launcher_agent.connection(name) == -1, name
+    launcher_agent.introduce(-1, [0])  # nobody hears it
+    launcher_agent.abort(number, 0, -5, "it is closed")
 
 
 def test_what_an_agent_cannot_read_does_no_harm():

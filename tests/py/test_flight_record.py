@@ -14,7 +14,8 @@ from launching import SECONDS, Launch
 from ranks import as_ranks
 
 import hvdlite as hvd
-from hvdlite import _records, config
+from hvdlite import config
+from hvdlite.trace import directory
 
 BY_DEFAULT = ("env", "-u", "HVDLITE_TRACE_DIR")
 PROGRAM = [sys.executable, __file__]
@@ -136,7 +137,7 @@ def test_signals_have_many_names():
 
 def test_the_newest_jobs_are_kept_and_what_is_not_ours_stays(tmp_path):
     environ = {"TMPDIR": str(tmp_path)}
-    base = Path(_records.base(environ))
+    base = Path(directory.base(environ))
     base.mkdir(mode=0o700)
     for number in range(6):
         (base / f"{number:016x}").mkdir()
@@ -145,7 +146,7 @@ def test_the_newest_jobs_are_kept_and_what_is_not_ours_stays(tmp_path):
     (base / f"{1:016x}" / "mine.txt").touch()
     os.utime(base / f"{1:016x}", (1, 1))
     (base / "other").mkdir()
-    _records.prune(environ, keep=3)
+    directory.prune(environ, keep=3)
     left = sorted(path.name for path in base.iterdir())
     assert left == [f"{number:016x}" for number in (1, 3, 4, 5)] + ["other"]
     assert [path.name for path in (base / f"{1:016x}").iterdir()] == ["mine.txt"]

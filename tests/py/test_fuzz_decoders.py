@@ -21,9 +21,9 @@ def modules_as_they_were(monkeypatch):
     import time
 
     yield
-    for module in (decoders.server, decoders.epochs, decoders.strangers, decoders.accepting, decoders.dial):
+    for module in (decoders.server, decoders.epochs, decoders.strangers, decoders.accepting, decoders.connector):
         module.time = time
-    for module in (decoders.handshake, decoders.proof):
+    for module in (decoders.handshake, decoders.peer_auth):
         module.os = os
     decoders.accepting.Stream = STREAM
 
@@ -36,17 +36,22 @@ def test_kept_inputs_and_mutations_of_them(target):
 
 
 WEAKENED = [
-    ("proof", decoders.proof.hmac, "compare_digest", lambda one, other: True),
+    ("proof", decoders.peer_auth.hmac, "compare_digest", lambda one, other: True),
     ("address", decoders.places, "ENDS_MAX", 1000),
-    ("frames", decoders._wire, "unpack_round", lambda body: (decoders._wire._LENGTH.unpack_from(body)[0], body[4:])),
-    ("frames", decoders._wire.Session, "is_true", lambda *said: True),
+    (
+        "frames",
+        decoders.framing,
+        "unpack_round",
+        lambda body: (decoders.framing._LENGTH.unpack_from(body)[0], body[4:]),
+    ),
+    ("frames", decoders.framing.Session, "is_true", lambda *said: True),
     ("store", decoders.epochs.Epochs, "check", lambda *said: None),
-    ("listener", decoders.accepting.proof, "verdict_on", lambda claim, expected: decoders.proof.WELCOME),
+    ("listener", decoders.accepting.peer_auth, "verdict_on", lambda claim, expected: decoders.peer_auth.WELCOME),
     (
         "dial",
-        decoders.dial.proof,
+        decoders.connector.peer_auth,
         "read_answer",
-        lambda *said: (decoders.proof.WELCOME, bytes(decoders.proof.ENDS_BYTES)),
+        lambda *said: (decoders.peer_auth.WELCOME, bytes(decoders.peer_auth.ENDS_BYTES)),
     ),
 ]
 

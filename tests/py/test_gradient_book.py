@@ -2,7 +2,7 @@
 
 import pytest
 
-from hvdlite.optimizer import GradientBook
+from hvdlite.training.gradient_tracker import GradientBook
 
 
 def book(parameters=2, passes=1):

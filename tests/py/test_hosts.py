@@ -51,7 +51,7 @@ def test_each_host_has_a_name_and_processes_of_its_own(hosts):
 
 
 def test_host_ids_differ_between_hosts_and_agree_within(hosts):
-    words = [sys.executable, "-c", "from hvdlite import links; print(links.host_id())"]
+    words = [sys.executable, "-c", "from hvdlite import transport as links; print(links.host_id())"]
     said = [hosts.run(number, words) for number in (0, 0, 1, 2)]
     assert said[0] == said[1] and len(set(said)) == 3
 

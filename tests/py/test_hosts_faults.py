@@ -138,7 +138,7 @@ def test_ranks_that_cannot_link_up_say_with_whom(hosts):
 
 
 def test_a_rank_that_dies_while_the_others_link_up_is_named_at_once(hosts):
-    program = "import hvdlite as hvd, hvdlite.links.job as job, os, time\n"
+    program = "import hvdlite as hvd, hvdlite.transport.mesh as job, os, time\n"
     program += "if os.environ['HVDLITE_RANK'] == '2': job.JobLinks.rows = lambda *_: os._exit(7)\n" + LOOP
     with HostsJob(hosts, (1, 1, 1), ["-c", program, "10"]) as job:
         began = time.monotonic()

@@ -89,7 +89,7 @@ def test_a_clone_that_shadows_the_installed_package_says_so(tmp_path):
 
 
 def test_the_build_depends_on_every_source_and_header_and_on_no_processor():
-    build = runpy.run_path(str(ROOT / "hvdlite/_build.py"))
+    build = runpy.run_path(str(ROOT / "hvdlite/_core/ffi_build.py"))
     _, preamble, _, options = build["ffi"]._assigned_source
     tree = {path.relative_to(ROOT).as_posix() for path in (ROOT / "csrc").rglob("*.[ch]")}
     apart = {path for path in tree if path.startswith("csrc/tensorflow/") and path.endswith(".c")}

@@ -23,7 +23,8 @@ from ranks import everything
 from test_by_hand import ends, start
 
 import hvdlite
-from hvdlite import _secret, discovery
+from hvdlite.rendezvous import discovery
+from hvdlite.security import job_secret
 
 yaml = pytest.importorskip("yaml")
 
@@ -68,7 +69,7 @@ def pods(kind, secret):
     """The environments of all pods, and the name by which the first is known."""
     document = manifest(kind)[-1]
     name, spec = document["metadata"]["name"], document["spec"]
-    sets, numbers = {_secret.POD: "10.0.0.1"}, ["JOB_COMPLETION_INDEX"]
+    sets, numbers = {job_secret.POD: "10.0.0.1"}, ["JOB_COMPLETION_INDEX"]
     if kind == "pytorchjob":
         roles = [spec["pytorchReplicaSpecs"][role] for role in ("Master", "Worker")]
         first, size = f"{name}-master-0", str(sum(role["replicas"] for role in roles))

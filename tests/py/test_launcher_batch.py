@@ -2,11 +2,13 @@
 
 import pytest
 
-from hvdlite.launcher import allocated, cli, places
-from hvdlite.launcher.batch import allocation, crowd
-from hvdlite.launcher.hosts import Host, HostError
-from hvdlite.launcher.rsh import agent_of
-from hvdlite.launcher.slurm import Srun
+from hvdlite.launcher import cli
+from hvdlite.launcher.hosts import scheduler
+from hvdlite.launcher.hosts.hosts import Host, HostError
+from hvdlite.launcher.hosts.scheduler import crowd
+from hvdlite.launcher.placement import allocation, host_flags
+from hvdlite.launcher.starters.rsh import agent_of
+from hvdlite.launcher.starters.slurm import Srun
 
 SLURM = {
     "SLURM_JOB_ID": "7",
@@ -46,14 +48,14 @@ def read(path):
     ],
 )
 def test_a_scheduler_tells_its_hosts(environ, title, hosts):
-    found = allocation(environ, read)
+    found = scheduler.allocation(environ, read)
     assert found is not None and found.title == title
     assert found.hosts == [Host(*each) for each in hosts] and found.slots == sum(slots for _, slots in hosts)
 
 
 @pytest.mark.parametrize("environ", [{}, {"SLURM_CONF": "x"}, {"LSB_HOSTS": "a"}, {"SLURM_JOB_ID": "7"}])
 def test_outside_of_an_allocation_there_is_none(environ):
-    assert allocation(environ, read) is None
+    assert scheduler.allocation(environ, read) is None
 
 
 @pytest.mark.parametrize(
@@ -71,7 +73,7 @@ def test_outside_of_an_allocation_there_is_none(environ):
 )
 def test_half_an_allocation_is_an_error_that_names_it(environ, says):
     with pytest.raises(HostError, match=says):
-        allocation(environ, read)
+        scheduler.allocation(environ, read)
 
 
 def test_a_launcher_that_srun_has_started_several_times_is_seen():
@@ -104,9 +106,9 @@ def test_one_srun_starts_all_agents_in_slurms_order():
 
 
 def test_more_ranks_than_slots_are_refused_but_where_the_job_is_this_host_alone(monkeypatch):
-    monkeypatch.setattr(allocated.hosts, "read", lambda path: "a\nb\n")
-    with pytest.raises(places.PlaceError, match="PBS has given this job 2 slots on 2 hosts"):
-        allocated.places(cli._parser().parse_args(["-np", "3"]), {"PBS_NODEFILE": "x"}, 30.0)
-    monkeypatch.setattr(allocated.hosts, "read", lambda path: "localhost\n")
-    found = allocated.places(cli._parser().parse_args(["-np", "3"]), {"PBS_NODEFILE": "x"}, 30.0)
+    monkeypatch.setattr(allocation.hosts, "read", lambda path: "a\nb\n")
+    with pytest.raises(host_flags.PlaceError, match="PBS has given this job 2 slots on 2 hosts"):
+        allocation.places(cli._parser().parse_args(["-np", "3"]), {"PBS_NODEFILE": "x"}, 30.0)
+    monkeypatch.setattr(allocation.hosts, "read", lambda path: "localhost\n")
+    found = allocation.places(cli._parser().parse_args(["-np", "3"]), {"PBS_NODEFILE": "x"}, 30.0)
     assert len(found.slots) == 3 and found.gather is None

@@ -3,7 +3,8 @@
 import pytest
 from launching import answers, launch
 
-from hvdlite.launcher import cli, config_file
+from hvdlite.launcher import cli
+from hvdlite.launcher.command_line import config_file
 
 yaml = pytest.importorskip("yaml")
 KNOWN = {flag for action in cli._parser()._actions for flag in action.option_strings}

@@ -11,7 +11,7 @@ from launching import Launch, launch
 from ranks import everything
 
 from hvdlite import config
-from hvdlite.launcher.binding import BindError, Cpu, share
+from hvdlite.launcher.agent.cpu_binding import BindError, Cpu, share
 
 TRY = 'echo "try $HVDLITE_RESTART_COUNT $TORCHELASTIC_RESTART_COUNT of $TORCHELASTIC_MAX_RESTARTS"'
 

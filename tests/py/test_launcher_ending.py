@@ -5,7 +5,7 @@ import signal
 import pytest
 
 from hvdlite import config
-from hvdlite.launcher.ending import INTERRUPT_S, KILL, KILLED, LEAVING_S, TERM_S, Abort, Ending, Graces, Send
+from hvdlite.launcher.control.ending import INTERRUPT_S, KILL, KILLED, LEAVING_S, TERM_S, Abort, Ending, Graces, Send
 
 TERM = Send(int(signal.SIGTERM))
 

@@ -13,7 +13,7 @@ import pytest
 from launching import Launch, launch
 from ranks import EVERYTHING, everything
 
-from hvdlite.launcher.ending import KILLED
+from hvdlite.launcher.control.ending import KILLED
 
 PYTHON = (sys.executable, "-u", "-c")
 HANG = "exec sleep 600"

@@ -7,8 +7,9 @@ import sys
 import pytest
 from launching import launch
 
-from hvdlite.launcher import cli, flags, looks
-from hvdlite.launcher.hosts import Host, assign
+from hvdlite.launcher import cli, output_flags
+from hvdlite.launcher.command_line import flags
+from hvdlite.launcher.hosts.hosts import Host, assign
 
 HOROVODRUNS = """-v --version -np --num-proc -cb --check-build --disable-cache --start-timeout --network-interfaces
 --network-interface --output-filename --verbose --config-file -p --ssh-port -i --ssh-identity-file
@@ -112,9 +113,9 @@ def test_local_ranks_are_shown_on_each_host():
     assert code == 0 and sorted(out.splitlines()) == ["[1]<stdout>:1", "[2]<stdout>:2"]
     slots = assign([Host("a", 2), Host("b", 3)], 5)
     asked = argparse.Namespace(shown="0-3", local_shown="1")
-    look = looks.Look(ranks={0, 1, 2, 3}, local_ranks={1})
-    assert looks.placed(look, slots).ranks == {1, 3} and looks.missing(asked, look, slots) is None
-    assert looks.placed(look._replace(ranks=None), slots).ranks == {1, 3}
+    look = output_flags.Look(ranks={0, 1, 2, 3}, local_ranks={1})
+    assert output_flags.placed(look, slots).ranks == {1, 3} and output_flags.missing(asked, look, slots) is None
+    assert output_flags.placed(look._replace(ranks=None), slots).ranks == {1, 3}
 
 
 def test_rank_0_has_a_terminal_when_asked():

@@ -6,7 +6,7 @@ import signal
 import pytest
 from launching import Launch, free_port
 
-from hvdlite.launcher import process
+from hvdlite.launcher.agent import process
 
 SECRET = "5e" * 32
 BODY = ("sh", "-c", "setsid sh -c \"trap '' TERM HUP; sleep 600\" & echo ready; sleep 600")

@@ -6,7 +6,8 @@ import subprocess
 import pytest
 from launching import launch
 
-from hvdlite.launcher import cli, help
+from hvdlite.launcher import cli
+from hvdlite.launcher.command_line import help
 
 
 @pytest.fixture(scope="module")

@@ -3,8 +3,11 @@
 import pytest
 
 from hvdlite import config
-from hvdlite.launcher import cli, environment, flags, hosts
-from hvdlite.launcher.hosts import Host, HostError, Slot, assign, is_this_host, parse_hostfile, parse_hosts
+from hvdlite.launcher import cli
+from hvdlite.launcher.agent import rank_environment
+from hvdlite.launcher.command_line import flags
+from hvdlite.launcher.hosts import hosts
+from hvdlite.launcher.hosts.hosts import Host, HostError, Slot, assign, is_this_host, parse_hostfile, parse_hosts
 
 
 def test_host_lists_may_leave_slots_out_and_name_ipv6():
@@ -66,13 +69,13 @@ def test_this_host_is_known_by_its_names():
     assert not is_this_host("box2", "box.example.org")
 
 
-MEETING = environment.Meeting("127.0.0.1", 4000, bytes(range(32)), 0xABC)
+MEETING = rank_environment.Meeting("127.0.0.1", 4000, bytes(range(32)), 0xABC)
 
 
 def test_a_rank_finds_its_place_in_three_spellings():
     slots = assign([Host("localhost", 3)], 3)
-    shared = environment.shared({"PATH": "/bin"}, {}, MEETING, slots)
-    rank = environment.of_rank(slots[2], 3)
+    shared = rank_environment.shared({"PATH": "/bin"}, {}, MEETING, slots)
+    rank = rank_environment.of_rank(slots[2], 3)
     assert rank["HVDLITE_RANK"] == rank["HOROVOD_RANK"] == rank["RANK"] == "2"
     assert rank["HVDLITE_SIZE"] == rank["HOROVOD_SIZE"] == shared["WORLD_SIZE"] == "3"
     assert rank["HVDLITE_LOCAL_SIZE"] == rank["HOROVOD_LOCAL_SIZE"] == rank["LOCAL_WORLD_SIZE"] == "3"
@@ -88,7 +91,7 @@ def test_a_rank_finds_its_place_in_three_spellings():
 def test_groups_are_hosts_however_uneven_they_are():
     """As torchrun counts them; a host without ranks is none."""
     slots = assign([Host("a", 1), Host("b", 2), Host("c", 1)], 3)
-    found = [environment.of_rank(slot, 3) for slot in slots]
+    found = [rank_environment.of_rank(slot, 3) for slot in slots]
     assert [(rank["GROUP_RANK"], rank["GROUP_WORLD_SIZE"]) for rank in found] == [("0", "2"), ("1", "2"), ("1", "2")]
     assert [rank["HOROVOD_CROSS_RANK"] for rank in found] == ["0", "1", "0"]
 
@@ -96,9 +99,9 @@ def test_groups_are_hosts_however_uneven_they_are():
 def test_the_alias_of_horovod_comes_before_what_pythonpath_has():
     for before, after in ((None, []), ("", []), ("/a:/b", ["/a", "/b"])):
         environ = {} if before is None else {"PYTHONPATH": before}
-        environment.put_horovod_in_front(environ)
-        assert environ["PYTHONPATH"].split(":") == [environment.HOROVOD, *after]
-    assert environment.HOROVOD.endswith("/hvdlite/as_horovod/front")
+        rank_environment.put_horovod_in_front(environ)
+        assert environ["PYTHONPATH"].split(":") == [rank_environment.HOROVOD, *after]
+    assert rank_environment.HOROVOD.endswith("/hvdlite/as_horovod/front")
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from hvdlite.launcher.lines import LINE_MAX, REDRAWN_S, UNFINISHED_S, Lines, Screen, Tail
+from hvdlite.launcher.output.lines import LINE_MAX, REDRAWN_S, UNFINISHED_S, Lines, Screen, Tail
 
 
 class Terminal:

@@ -15,9 +15,20 @@ from hosts import Hosts, needs_hosts
 from launching import RUN, Launch, launch
 from ranks import everything
 
-from hvdlite.launcher import process
-from hvdlite.launcher.hosts import Host
-from hvdlite.launcher.mpi import INTEL, MPICH, OPEN_MPI, Kind, MpiError, Wanted, joined, kind_of, line, variables
+from hvdlite.launcher.agent import process
+from hvdlite.launcher.hosts.hosts import Host
+from hvdlite.launcher.starters.mpirun import (
+    INTEL,
+    MPICH,
+    OPEN_MPI,
+    Kind,
+    MpiError,
+    Wanted,
+    joined,
+    kind_of,
+    line,
+    variables,
+)
 
 START_S = 100  # on a crowded machine the first start of an MPI takes more than the 30 s that users have
 OVER_MPI = Path(__file__).resolve().parent / "over_mpi.py"

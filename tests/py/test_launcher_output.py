@@ -10,7 +10,7 @@ import sys
 import pytest
 from launching import Launch, launch
 
-from hvdlite.launcher.sheet import FOLD_S, Sheet
+from hvdlite.launcher.output.whole_lines import FOLD_S, Sheet
 
 STREAMS = {1: b"stdout", 2: b"stderr"}
 PYTHON = (sys.executable, "-u", "-c")

@@ -12,7 +12,7 @@ from hosts_sshd import empty_within
 from launching import Launch, free_port, launch
 from ranks import everything
 
-from hvdlite.launcher import muster
+from hvdlite.launcher.control import registration
 
 SECRET = "5e" * 32
 TIMES = ("IDLE", "INTVL", "CNT")
@@ -152,7 +152,7 @@ def test_two_nodes_that_both_take_themselves_for_the_first_are_told_what_to_say(
 def test_a_silent_host_is_probed_as_long_as_was_asked_for():
     with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as sock:
         for silence in (1.0, 3.0, 60.0, 1e6):
-            muster.keep_watch(sock, True, silence)
+            registration.keep_watch(sock, True, silence)
             asked = [sock.getsockopt(socket.IPPROTO_TCP, getattr(socket, f"TCP_KEEP{word}")) for word in TIMES]
             assert abs(asked[0] + asked[1] * asked[2] - silence) <= max(1.0, 0.05 * silence), (silence, asked)
             assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 1000 * silence

@@ -10,7 +10,7 @@ import pytest
 from launching import RUN, Launch, launch
 
 import hvdlite
-from hvdlite.launcher import stdin
+from hvdlite.launcher.agent import stdin
 
 PYTHON = (sys.executable, "-u", "-c")
 
@@ -198,7 +198,8 @@ def test_check_build_tells_what_was_found_and_why_not():
 
 def test_the_launcher_loads_neither_numpy_nor_the_extension():
     body = (
-        "import sys; from hvdlite.launcher import cli, job, check_build; cli._parser(); check_build.frameworks();"
+        "import sys; from hvdlite.launcher import cli, job; from hvdlite.launcher.probe import check_build;"
+        "cli._parser(); check_build.frameworks();"
         "print([m for m in sys.modules if m.split('.')[0] in ('numpy', 'torch', 'cffi', 'asyncio') or 'cffi' in m])"
     )
     assert subprocess.run([sys.executable, "-c", body], capture_output=True, text=True).stdout == "[]\n"

@@ -16,9 +16,9 @@ from hosts_sshd import empty_within
 from launching import Launch, answers, launch
 from storing import frame, served, stranger, together
 
-from hvdlite import _wire
 from hvdlite.errors import HvdInitError
-from hvdlite.launcher.hosts import Host, assign, of_servers
+from hvdlite.launcher.hosts.hosts import Host, assign, of_servers
+from hvdlite.security import framing
 
 PYTHON = (sys.executable, "-u", "-c")
 STAND_IN = """
@@ -37,7 +37,7 @@ if "HVDLITE_SERVER" in os.environ:
 """
 RANK = """
 import os, signal, sys, time, numpy as np, hvdlite.numpy as hvd
-from hvdlite import _life
+from hvdlite.lifecycle import init as _life
 signal.signal(signal.SIGTERM, lambda *_: (time.sleep(0.5), print("saved", flush=True), os._exit(7)))
 hvd.init()
 print("found", *_life._life.store.servers, os.environ["HVDLITE_SERVERS"], flush=True)
@@ -135,7 +135,7 @@ def test_what_cannot_be_is_refused_and_what_would_be_is_shown(tmp_path):
 
 def serve(store, says):
     line = stranger(store, shake_hands=True)
-    line.say(_wire.SERVE, says if isinstance(says, bytes) else json.dumps(says).encode())
+    line.say(framing.SERVE, says if isinstance(says, bytes) else json.dumps(says).encode())
     return line
 
 
@@ -147,15 +147,15 @@ BAD = [*({**GOOD, "address": each} for each in ADDRESSES), *({**GOOD, "server": 
 def test_strangers_that_would_serve_are_refused():
     with served(2, servers=2) as store:
         for body in (*BAD, b"", b"[]", b"null", b"\xff", b"[" * 4000, {}):
-            assert frame(serve(store, body))[0] == _wire.REFUSED, body
+            assert frame(serve(store, body))[0] == framing.REFUSED, body
         first, _second = serve(store, GOOD), serve(store, {**GOOD, "server": 1, "address": "tcp://[::1]:4001"})
-        assert frame(serve(store, GOOD))[0] == _wire.REFUSED  # it is there already
+        assert frame(serve(store, GOOD))[0] == framing.REFUSED  # it is there already
         both = together(2, lambda rank: store.connect(rank, 2))
         assert [list(each.servers) for each in both] == [["tcp://127.0.0.1:4000", "tcp://[::1]:4001"]] * 2
         store.between(lambda: store.store.servers.ended(1, "server 1 (pid 2) is gone [HVD401]"))
-        assert _wire.unpack_end(frame(first)[1]) == (1, -5, "server 1 (pid 2) is gone [HVD401]")
-        first.say(_wire.SERVE, json.dumps(GOOD).encode())  # it listens, and says nothing more
-        assert frame(first)[0] == _wire.REFUSED
+        assert framing.unpack_end(frame(first)[1]) == (1, -5, "server 1 (pid 2) is gone [HVD401]")
+        first.say(framing.SERVE, json.dumps(GOOD).encode())  # it listens, and says nothing more
+        assert frame(first)[0] == framing.REFUSED
         for each in both:
             each.bye()
         with pytest.raises(HvdInitError, match=r"server 1 \(pid 2\) is gone \[HVD024\]"):

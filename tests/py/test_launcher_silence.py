@@ -13,7 +13,7 @@ HANG = "echo ready; exec sleep 600"
 
 IMMORTAL = """
 import os, signal, sys
-from hvdlite.launcher import agent, cli
+from hvdlite.launcher.agent import agent; from hvdlite.launcher import cli
 agent.STUCK_S = 1.0
 kill = os.kill
 def refused(pid, number):  # as the kernel does for a process that has become another user

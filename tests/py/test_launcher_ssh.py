@@ -10,8 +10,10 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from launching import launch
 
-from hvdlite import _handshake, _strangers
-from hvdlite.launcher import environment, muster, ssh, starting
+from hvdlite.launcher.agent import rank_environment
+from hvdlite.launcher.control import registration
+from hvdlite.launcher.starters import ssh, starter
+from hvdlite.security import connection_limits, handshake
 
 SECRET = bytes(range(32))
 FAR = ("--network-interface", "lo", "-H", "far-away:2")
@@ -104,8 +106,8 @@ def test_what_is_true_of_one_host_only_stays_there():
         ["SSH_AUTH_SOCK", "SLURM_PROCID", "OMPI_X", "PMI_RANK", "DISPLAY", "CUDA_VISIBLE_DEVICES"], "1"
     )
     stays["BASH_FUNC_module%%"] = "() { :; }"
-    assert environment.forwarded({**kept, **stays}) == kept
-    assert environment.forwarded({**kept, **stays}, also=["DISPLAY"]) == {**kept, "DISPLAY": "1"}
+    assert rank_environment.forwarded({**kept, **stays}) == kept
+    assert rank_environment.forwarded({**kept, **stays}, also=["DISPLAY"]) == {**kept, "DISPLAY": "1"}
 
 
 def test_errors_of_ssh_have_remedies():
@@ -116,7 +118,7 @@ def test_errors_of_ssh_have_remedies():
     assert words[:4] == ["ssh", "-T", "-o", "A=b"]  # the first that ssh is told counts
     assert {"BatchMode=yes", "ConnectTimeout=10", "ServerAliveInterval=5", "ServerAliveCountMax=2"} < set(words)
     assert "StrictHostKeyChecking=accept-new" in words and not any("UserKnownHosts" in word for word in words)
-    assert session.words[-1].startswith("exec ") and starting.BOOT.split(";")[0] in session.words[-1]
+    assert session.words[-1].startswith("exec ") and starter.BOOT.split(";")[0] in session.words[-1]
     assert way.again(255, "kex_exchange_identification: read: Connection reset by peer")
     assert not way.again(255, "Host key verification failed.") and not way.again(1, "Connection refused")
     assert "ssh host key" in way.remedy("a", 255, "Host key verification failed.")
@@ -125,21 +127,21 @@ def test_errors_of_ssh_have_remedies():
 
 def _proved(place, sock):
     """The session of a connection after the handshake."""
-    me = _handshake.Connector(SECRET, _handshake.REPORT, _handshake.ends_of(sock, connects=True))
-    sock.sendall(me.answer(_until(place, lambda: sock.recv(_handshake.GREETING_BYTES))))
-    return me.session(_until(place, lambda: sock.recv(_handshake.VERDICT_BYTES)))
+    me = handshake.Connector(SECRET, handshake.REPORT, handshake.ends_of(sock, connects=True))
+    sock.sendall(me.answer(_until(place, lambda: sock.recv(handshake.GREETING_BYTES))))
+    return me.session(_until(place, lambda: sock.recv(handshake.VERDICT_BYTES)))
 
 
 def test_only_who_proves_the_secret_reports():
-    place = muster.Muster(SECRET, "127.0.0.1")
+    place = registration.Muster(SECRET, "127.0.0.1")
     try:
         noise = socket.create_connection(place.address)
         noise.sendall(b"GET / HTTP/1.0\r\n\r\n" * 8)
         silent = socket.create_connection(place.address)
         talker = socket.create_connection(place.address)
-        talker.sendall(_proved(place, talker).pack(muster.HELLO, b"x" * (muster.HELLO_MAX + 1)))  # too long
+        talker.sendall(_proved(place, talker).pack(registration.HELLO, b"x" * (registration.HELLO_MAX + 1)))  # too long
         known = socket.create_connection(place.address)
-        known.sendall(_proved(place, known).pack(muster.HELLO, b'{"host": 4}'))
+        known.sendall(_proved(place, known).pack(registration.HELLO, b'{"host": 4}'))
         arrivals = []
         end = time.monotonic() + 20
         while not arrivals:
@@ -154,14 +156,14 @@ def test_only_who_proves_the_secret_reports():
 
 
 def test_strangers_are_dropped_by_time_and_number(monkeypatch):
-    monkeypatch.setattr(_strangers, "STRANGERS_MAX", 3)
-    place = muster.Muster(SECRET, "127.0.0.1")
+    monkeypatch.setattr(connection_limits, "STRANGERS_MAX", 3)
+    place = registration.Muster(SECRET, "127.0.0.1")
     try:
         crowd = []
         for _ in range(5):
             crowd.append(socket.create_connection(place.address))
-            greeting = _until(place, lambda: crowd[-1].recv(_handshake.GREETING_BYTES))
-            assert len(greeting) == _handshake.GREETING_BYTES
+            greeting = _until(place, lambda: crowd[-1].recv(handshake.GREETING_BYTES))
+            assert len(greeting) == handshake.GREETING_BYTES
         assert [_until(place, lambda one=one: one.recv(1)) for one in crowd[:2]] == [b"", b""]  # the oldest make room
         assert len(place._strangers) == 3
         for stranger in place._strangers:
@@ -176,7 +178,7 @@ def test_strangers_are_dropped_by_time_and_number(monkeypatch):
 
 
 def test_without_descriptors_nothing_spins_and_a_stranger_makes_room():
-    place = muster.Muster(SECRET, "127.0.0.1")
+    place = registration.Muster(SECRET, "127.0.0.1")
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
         first, second = (socket.create_connection(place.address) for _ in range(2))
@@ -188,7 +190,7 @@ def test_without_descriptors_nothing_spins_and_a_stranger_makes_room():
         assert turns <= 21 and not place._strangers
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
         for each in (first, second):
-            assert len(_until(place, lambda one=each: one.recv(_handshake.GREETING_BYTES))) == _handshake.GREETING_BYTES
+            assert len(_until(place, lambda one=each: one.recv(handshake.GREETING_BYTES))) == handshake.GREETING_BYTES
             each.close()
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

@@ -5,8 +5,8 @@ import sys
 import pytest
 from launching import launch
 
-from hvdlite.launcher.lines import Piece
-from hvdlite.launcher.traces import ALIKE_S, SILENT_S, Traces, parted
+from hvdlite.launcher.output.lines import Piece
+from hvdlite.launcher.output.tracebacks import ALIKE_S, SILENT_S, Traces, parted
 
 FIRST = b"Traceback (most recent call last):\n"
 CALLS = FIRST + b'  File "a.py", line 3, in f\n    g()\n    ^^^\n  [Previous line repeated 7 more times]\n'

@@ -21,11 +21,11 @@ from linking import (
     together,
 )
 
-from hvdlite import links
+from hvdlite import transport
 from hvdlite.errors import HvdInitError
-from hvdlite.links import address as places
-from hvdlite.links import dial
-from hvdlite.links import listener as accepting
+from hvdlite.transport import address as places
+from hvdlite.transport import connector
+from hvdlite.transport import listener as accepting
 
 
 def has_ipv6():
@@ -68,7 +68,7 @@ def test_streams_for_several_purposes_at_once_are_not_mixed_up():
     with listeners(2) as made:
 
         def body(mine, other, purpose):
-            return lambda: links.connect(mine, {other.rank: other.address}, purpose, soon())[other.rank]
+            return lambda: transport.connect(mine, {other.rank: other.address}, purpose, soon())[other.rank]
 
         outcomes = together(
             [body(made[0], made[1], purpose) for purpose in purposes]
@@ -83,9 +83,9 @@ def test_streams_for_several_purposes_at_once_are_not_mixed_up():
 
 def test_a_stream_that_comes_before_it_is_asked_for_is_kept_with_what_was_sent_on_it():
     with listeners(2) as made:
-        early = links.connect(made[1], addresses(made, [0]), "early", soon())
+        early = transport.connect(made[1], addresses(made, [0]), "early", soon())
         early[0].sendall(b"long before")
-        late = links.connect(made[0], addresses(made, [1]), "early", soon())
+        late = transport.connect(made[0], addresses(made, [1]), "early", soon())
         late[1].settimeout(10)
         assert late[1].recv(11) == b"long before"
         close_all([early, late])
@@ -93,11 +93,11 @@ def test_a_stream_that_comes_before_it_is_asked_for_is_kept_with_what_was_sent_o
 
 def test_a_rank_that_connects_anew_has_given_up_the_earlier_stream():
     with listeners(2) as made:
-        first = links.connect(made[1], addresses(made, [0]), "again", soon())
-        second = links.connect(made[1], addresses(made, [0]), "again", soon())
+        first = transport.connect(made[1], addresses(made, [0]), "again", soon())
+        second = transport.connect(made[1], addresses(made, [0]), "again", soon())
         first[0].settimeout(10)
         assert first[0].recv(1) == b""  # closed by rank 0, once the second one is there
-        got = links.connect(made[0], addresses(made, [1]), "again", soon())
+        got = transport.connect(made[0], addresses(made, [1]), "again", soon())
         assert carries(second[0], got[1])
         close_all([first, second, got])
 
@@ -105,11 +105,11 @@ def test_a_rank_that_connects_anew_has_given_up_the_earlier_stream():
 def test_streams_that_nobody_asks_for_are_bounded_and_a_peer_waits_for_room(monkeypatch):
     monkeypatch.setattr(accepting, "KEPT_MAX", 2)
     with listeners(2) as made:
-        kept = [links.connect(made[1], addresses(made, [0]), f"kept {n}", soon()) for n in range(2)]
+        kept = [transport.connect(made[1], addresses(made, [0]), f"kept {n}", soon()) for n in range(2)]
         with pytest.raises(HvdInitError, match="keeps too many streams"):
-            links.connect(made[1], addresses(made, [0]), "third", soon(0.5))
-        taken = links.connect(made[0], addresses(made, [1]), "kept 1", soon())
-        third = links.connect(made[1], addresses(made, [0]), "third", soon())
+            transport.connect(made[1], addresses(made, [0]), "third", soon(0.5))
+        taken = transport.connect(made[0], addresses(made, [1]), "kept 1", soon())
+        third = transport.connect(made[1], addresses(made, [0]), "third", soon())
         close_all([*kept, taken, third])
         assert still_links(*made)
 
@@ -150,7 +150,7 @@ def test_a_peer_that_never_comes_is_named_with_its_address_and_a_remedy():
     with listeners(2) as made:
         began = time.monotonic()
         with pytest.raises(HvdInitError) as raised:
-            links.connect(made[0], addresses(made, [1]), "set 0 votes", soon(0.3))
+            transport.connect(made[0], addresses(made, [1]), "set 0 votes", soon(0.3))
         assert 0.3 <= time.monotonic() - began < 10
     text = str(raised.value)
     host, (ip, port) = socket.gethostname(), reach(made[1])
@@ -164,7 +164,7 @@ def test_a_peer_that_cannot_be_reached_is_named_with_the_reason():
         told = addresses(made, [0])
         made[0].close()
         with pytest.raises(HvdInitError, match=r"rank 0 at 127.* on host .*could not be reached: .*refused") as raised:
-            links.connect(made[1], told, "gone", soon(0.3))
+            transport.connect(made[1], told, "gone", soon(0.3))
         assert raised.value.rank == 0
 
 
@@ -174,12 +174,12 @@ def test_a_peer_that_is_late_is_waited_for():
 
         def late():
             there.wait(30)
-            return links.connect(made[0], addresses(made, [1]), "late", soon())
+            return transport.connect(made[0], addresses(made, [1]), "late", soon())
 
         def early():
             other = threading.Timer(0.3, there.set)
             other.start()
-            return links.connect(made[1], addresses(made, [0]), "late", soon())
+            return transport.connect(made[1], addresses(made, [0]), "late", soon())
 
         streams = together([late, early])
         assert carries(streams[1][0], streams[0][1])
@@ -197,7 +197,7 @@ def test_what_check_raises_ends_the_wait_and_leaves_no_stream():
         for rank, purpose in ((0, "accepts"), (2, "connects")):
             with pytest.raises(Lost):
                 others = {other: packed for other, packed in addresses(made).items() if other != rank}
-                links.connect(made[rank], others, purpose, soon(), check=check)
+                transport.connect(made[rank], others, purpose, soon(), check=check)
         assert still_links(made[0], made[1])
 
 
@@ -213,7 +213,7 @@ def test_ranks_that_do_not_belong_together_refuse_each_other_at_once(changes, re
     mine, other = listener(0), listener(1, **changes)
     try:
         with pytest.raises(HvdInitError, match=rf"rank 0 at .* refuses the connection: it .*{reason}") as raised:
-            links.connect(other, addresses([mine]), "test", soon())
+            transport.connect(other, addresses([mine]), "test", soon())
         assert raised.value.rank == 0
         assert not mine._kept
     finally:
@@ -226,7 +226,7 @@ def test_a_rank_with_another_secret_is_told_when_the_time_is_up():
     mine, other = listener(0), listener(1, secret=SECRET[::-1])
     try:
         with pytest.raises(HvdInitError, match="rank 0 at .*does not know this rank's secret"):
-            links.connect(other, addresses([mine]), "test", soon(0.3))
+            transport.connect(other, addresses([mine]), "test", soon(0.3))
         assert not mine._kept
     finally:
         mine.close()
@@ -236,7 +236,7 @@ def test_a_rank_with_another_secret_is_told_when_the_time_is_up():
 def test_an_address_that_leads_to_another_rank_is_tried_again_and_then_told():
     with listeners(3) as made:
         with pytest.raises(HvdInitError, match="it is another rank than the one that is wanted"):
-            links.connect(made[2], {0: made[1].address}, "astray", soon(0.3))
+            transport.connect(made[2], {0: made[1].address}, "astray", soon(0.3))
         assert not made[1]._kept
 
 
@@ -245,16 +245,16 @@ def test_the_next_address_of_a_peer_is_tried_when_the_first_leads_nowhere():
         known = places.unpack(made[0].address)
         astray = places.unpack(made[1].address).ends[0]
         several = known._replace(ends=(places.End("127.0.0.1", foreign.getsockname()[1]), astray, *known.ends))
-        dial.ATTEMPT_S, before = 0.5, dial.ATTEMPT_S  # the foreign server never says a word
+        connector.ATTEMPT_S, before = 0.5, connector.ATTEMPT_S  # the foreign server never says a word
         try:
             streams = together(
                 [
-                    lambda: links.connect(made[2], {0: places.pack(several)}, "third", soon()),
-                    lambda: links.connect(made[0], addresses(made, [2]), "third", soon()),
+                    lambda: transport.connect(made[2], {0: places.pack(several)}, "third", soon()),
+                    lambda: transport.connect(made[0], addresses(made, [2]), "third", soon()),
                 ]
             )
         finally:
-            dial.ATTEMPT_S = before
+            connector.ATTEMPT_S = before
         assert carries(streams[0][0], streams[1][2])
         close_all(streams)
 
@@ -263,13 +263,13 @@ def test_a_loopback_address_of_another_host_is_refused_with_the_remedy():
     with listeners(2) as made:
         known = places.unpack(made[0].address)._replace(mark=b"elsewher", host="nodeB")
         with pytest.raises(HvdInitError, match="rank 0 listens at .* on host nodeB.*HVDLITE_STORE_ADDR"):
-            links.connect(made[1], {0: places.pack(known)}, "far", soon())
+            transport.connect(made[1], {0: places.pack(known)}, "far", soon())
 
 
 @pytest.mark.parametrize("packed", [b"", b"\0" * 128, b"\1" + b"x" * 8 + b"\0", b"\1" + b"x" * 8 + b"\0" + b"\4", b"z"])
 def test_what_is_no_address_is_refused(packed):
     with listeners(2) as made, pytest.raises(HvdInitError, match="rank 1: rank 0 gave not the address of a rank"):
-        links.connect(made[1], {0: packed}, "test", soon())
+        transport.connect(made[1], {0: packed}, "test", soon())
 
 
 def test_a_secret_that_is_too_short_is_refused():
@@ -302,6 +302,6 @@ def test_a_forked_child_closes_its_copies_only():
 
 
 def test_hosts_are_told_apart_by_more_than_their_name():
-    parts = links.host_id().split()
+    parts = transport.host_id().split()
     assert parts[0] == socket.gethostname() and len(parts) == 4
-    assert links.hosts_of(["b", "a", "b", "c", "a"]) == [0, 1, 0, 2, 1]
+    assert transport.hosts_of(["b", "a", "b", "c", "a"]) == [0, 1, 0, 2, 1]

@@ -24,10 +24,11 @@ from linking import (
 )
 from ranks import everything
 
-from hvdlite import _handshake, _strangers, links
+from hvdlite import transport
 from hvdlite.errors import HvdInitError
-from hvdlite.links import address as places
-from hvdlite.links import dial, proof
+from hvdlite.security import connection_limits, handshake
+from hvdlite.transport import address as places
+from hvdlite.transport import connector, peer_auth
 
 
 def settled(made):
@@ -68,11 +69,11 @@ def test_a_true_claim_with_one_changed_bit_is_refused(seed):
     with listeners(2) as made:
         for _ in range(8):
             sock, nonce = greeted(made[0])
-            message = bytearray(proof.make_claim(SECRET, claim(sock, target=0), nonce))
+            message = bytearray(peer_auth.make_claim(SECRET, claim(sock, target=0), nonce))
             message[chance.randrange(len(message))] ^= 1 << chance.randrange(8)
             sock.sendall(message)
-            said = exactly(sock, proof.ANSWER_BYTES)
-            assert proof.read_answer(SECRET, nonce, bytes(message), said)[0] == proof.UNKNOWN
+            said = exactly(sock, peer_auth.ANSWER_BYTES)
+            assert peer_auth.read_answer(SECRET, nonce, bytes(message), said)[0] == peer_auth.UNKNOWN
             assert ends(sock)
             sock.close()
         assert settled(made[0]) and not made[0]._kept
@@ -82,16 +83,16 @@ def test_a_claim_in_random_pieces_is_understood():
     chance = random.Random(1)
     with listeners(1) as made:
         sock, nonce = greeted(made[0])
-        message = proof.make_claim(SECRET, claim(sock, target=0), nonce)
+        message = peer_auth.make_claim(SECRET, claim(sock, target=0), nonce)
         at = 0
         while at < len(message):
             step = chance.randrange(1, 20)
             sock.sendall(message[at : at + step])
             at += step
-        said = exactly(sock, proof.ANSWER_BYTES)
-        assert proof.read_answer(SECRET, nonce, message, said)[0] == proof.WELCOME
-        sock.sendall(proof.CONFIRMED + b"and then the core's bytes")
-        got = links.connect(made[0], {7: made[0].address}, "test", soon())[7]
+        said = exactly(sock, peer_auth.ANSWER_BYTES)
+        assert peer_auth.read_answer(SECRET, nonce, message, said)[0] == peer_auth.WELCOME
+        sock.sendall(peer_auth.CONFIRMED + b"and then the core's bytes")
+        got = transport.connect(made[0], {7: made[0].address}, "test", soon())[7]
         got.settimeout(10)
         assert exactly(got, 25) == b"and then the core's bytes"
         got.close()
@@ -101,22 +102,22 @@ def test_a_claim_in_random_pieces_is_understood():
 @pytest.mark.parametrize(
     ("changes", "verdict"),
     [
-        ({"epoch": 1}, proof.EPOCH),
-        ({"epoch": 2**32 - 1}, proof.EPOCH),
-        ({"job": JOB ^ 1}, proof.JOB),
-        ({"wire": 0}, proof.WIRE),
-        ({"target": 3}, proof.TARGET),
-        ({"source": 0}, proof.TARGET),
-        ({"purpose": ""}, proof.WELCOME),
+        ({"epoch": 1}, peer_auth.EPOCH),
+        ({"epoch": 2**32 - 1}, peer_auth.EPOCH),
+        ({"job": JOB ^ 1}, peer_auth.JOB),
+        ({"wire": 0}, peer_auth.WIRE),
+        ({"target": 3}, peer_auth.TARGET),
+        ({"source": 0}, peer_auth.TARGET),
+        ({"purpose": ""}, peer_auth.WELCOME),
     ],
 )
 def test_who_knows_the_secret_but_is_wrong_is_told_so(changes, verdict):
     with listeners(1) as made:
         sock, nonce = greeted(made[0])
-        message = proof.make_claim(SECRET, claim(sock, **{"target": 0, **changes}), nonce)
+        message = peer_auth.make_claim(SECRET, claim(sock, **{"target": 0, **changes}), nonce)
         sock.sendall(message)
-        assert proof.read_answer(SECRET, nonce, message, exactly(sock, proof.ANSWER_BYTES))[0] == verdict
-        if verdict != proof.WELCOME:
+        assert peer_auth.read_answer(SECRET, nonce, message, exactly(sock, peer_auth.ANSWER_BYTES))[0] == verdict
+        if verdict != peer_auth.WELCOME:
             assert ends(sock)
         sock.close()
         assert settled(made[0]) and not made[0]._kept
@@ -125,25 +126,31 @@ def test_who_knows_the_secret_but_is_wrong_is_told_so(changes, verdict):
 def test_a_claim_of_impossible_length_is_refused():
     with listeners(1) as made:
         sock, nonce = greeted(made[0])
-        plain = proof.make_claim(SECRET, claim(sock, target=0), nonce)[: -proof.PROOF_BYTES]
+        plain = peer_auth.make_claim(SECRET, claim(sock, target=0), nonce)[: -peer_auth.PROOF_BYTES]
         at = plain.index(b"\x04test")
         body = plain[:at] + b"\xff" + plain[at + 1 :]
-        message = body + proof._prove(SECRET, b"hvdlite link, connects:", nonce + body)
+        message = body + peer_auth._prove(SECRET, b"hvdlite link, connects:", nonce + body)
         sock.sendall(message)
-        assert proof.read_answer(SECRET, nonce, message, exactly(sock, proof.ANSWER_BYTES))[0] == proof.PURPOSE
+        assert (
+            peer_auth.read_answer(SECRET, nonce, message, exactly(sock, peer_auth.ANSWER_BYTES))[0] == peer_auth.PURPOSE
+        )
         sock.close()
 
 
 def test_a_recorded_claim_cannot_be_replayed():
     with listeners(1) as made:
         sock, nonce = greeted(made[0])
-        message = proof.make_claim(SECRET, claim(sock, target=0), nonce)
+        message = peer_auth.make_claim(SECRET, claim(sock, target=0), nonce)
         sock.sendall(message)
-        assert proof.read_answer(SECRET, nonce, message, exactly(sock, proof.ANSWER_BYTES))[0] == proof.WELCOME
+        assert (
+            peer_auth.read_answer(SECRET, nonce, message, exactly(sock, peer_auth.ANSWER_BYTES))[0] == peer_auth.WELCOME
+        )
         sock.close()
         again, _ = greeted(made[0])
         again.sendall(message)
-        assert exactly(again, proof.ANSWER_BYTES) == bytes([0, 0, 0, proof.UNKNOWN]).ljust(proof.ANSWER_BYTES, b"\0")
+        assert exactly(again, peer_auth.ANSWER_BYTES) == bytes([0, 0, 0, peer_auth.UNKNOWN]).ljust(
+            peer_auth.ANSWER_BYTES, b"\0"
+        )
         assert ends(again)
         again.close()
         assert settled(made[0]) and not made[0]._kept
@@ -153,14 +160,14 @@ def test_an_acceptor_that_reflects_what_it_hears_proves_nothing():
     heard = []
 
     def reflect(sock):
-        sock.sendall(proof.greeting()[0])
-        message = exactly(sock, proof.CLAIM_BYTES)
+        sock.sendall(peer_auth.greeting()[0])
+        message = exactly(sock, peer_auth.CLAIM_BYTES)
         heard.append(message)
-        sock.sendall(bytes(4 + _handshake.ENDS_BYTES) + message[-proof.PROOF_BYTES :])  # WELCOME, and our own proof
+        sock.sendall(bytes(4 + handshake.ENDS_BYTES) + message[-peer_auth.PROOF_BYTES :])  # WELCOME, and our own proof
 
     with listeners(2) as made, impostor(reflect) as address:
         with pytest.raises(HvdInitError, match="does not know the secret"):
-            links.connect(made[1], {0: address}, "mirror", soon(0.5))
+            transport.connect(made[1], {0: address}, "mirror", soon(0.5))
         assert heard
 
 
@@ -168,21 +175,23 @@ def test_who_says_without_a_proof_that_he_does_not_know_us_ends_nothing():
     asked = []
 
     def deny(sock):
-        sock.sendall(proof.greeting()[0])
-        asked.append(exactly(sock, proof.CLAIM_BYTES))
-        sock.sendall(bytes([0, 0, 0, proof.UNKNOWN]).ljust(proof.ANSWER_BYTES, b"\0"))
+        sock.sendall(peer_auth.greeting()[0])
+        asked.append(exactly(sock, peer_auth.CLAIM_BYTES))
+        sock.sendall(bytes([0, 0, 0, peer_auth.UNKNOWN]).ljust(peer_auth.ANSWER_BYTES, b"\0"))
 
     with listeners(2) as made, impostor(deny) as address:
         with pytest.raises(HvdInitError, match="could not be reached: it does not know this rank's secret"):
-            links.connect(made[1], {0: address}, "denied", soon(0.5))
+            transport.connect(made[1], {0: address}, "denied", soon(0.5))
         assert len(asked) > 1
 
 
 def test_our_own_greeting_sent_back_to_us_proves_nothing():
     with listeners(1) as made:
         sock = stranger(made[0])
-        sock.sendall((exactly(sock, proof.GREETING_BYTES) * 10)[: proof.CLAIM_BYTES])
-        assert exactly(sock, proof.ANSWER_BYTES) == bytes([0, 0, 0, proof.UNKNOWN]).ljust(proof.ANSWER_BYTES, b"\0")
+        sock.sendall((exactly(sock, peer_auth.GREETING_BYTES) * 10)[: peer_auth.CLAIM_BYTES])
+        assert exactly(sock, peer_auth.ANSWER_BYTES) == bytes([0, 0, 0, peer_auth.UNKNOWN]).ljust(
+            peer_auth.ANSWER_BYTES, b"\0"
+        )
         assert ends(sock)
         sock.close()
 
@@ -193,21 +202,21 @@ def test_a_relay_that_poses_as_another_rank_gets_no_stream():
 
         def relay(sock):
             with stranger(made[1]) as behind:
-                sock.sendall(exactly(behind, proof.GREETING_BYTES))
-                behind.sendall(exactly(sock, proof.CLAIM_BYTES))
-                sock.sendall(exactly(behind, proof.ANSWER_BYTES))
+                sock.sendall(exactly(behind, peer_auth.GREETING_BYTES))
+                behind.sendall(exactly(sock, peer_auth.CLAIM_BYTES))
+                sock.sendall(exactly(behind, peer_auth.ANSWER_BYTES))
 
         with impostor(relay) as address, pytest.raises(HvdInitError, match="another rank than the one that is wanted"):
-            links.connect(made[2], {0: address}, "posed", soon(0.5))
+            transport.connect(made[2], {0: address}, "posed", soon(0.5))
         assert not made[1]._kept
 
 
 def test_silent_strangers_are_dropped_in_time_and_stall_nobody(monkeypatch):
-    monkeypatch.setattr(_strangers, "HANDSHAKE_S", 0.3)
+    monkeypatch.setattr(connection_limits, "HANDSHAKE_S", 0.3)
     with listeners(2) as made:
         silent = [stranger(made[0]) for _ in range(10)]
         half, nonce = greeted(made[0])
-        half.sendall(proof.make_claim(SECRET, claim(half, target=0), nonce)[:100])
+        half.sendall(peer_auth.make_claim(SECRET, claim(half, target=0), nonce)[:100])
         assert still_links(*made)
         for sock in [*silent, half]:
             assert ends(sock)
@@ -216,9 +225,9 @@ def test_silent_strangers_are_dropped_in_time_and_stall_nobody(monkeypatch):
 
 def test_more_strangers_than_there_is_room_for_lock_nobody_out():
     with listeners(2) as made:
-        crowd = [stranger(made[0]) for _ in range(_strangers.STRANGERS_MAX + 40)]
+        crowd = [stranger(made[0]) for _ in range(connection_limits.STRANGERS_MAX + 40)]
         assert still_links(*made)
-        assert len(made[0]._strangers) <= _strangers.STRANGERS_MAX
+        assert len(made[0]._strangers) <= connection_limits.STRANGERS_MAX
         for sock in crowd:
             sock.close()
         assert settled(made[0])
@@ -226,15 +235,15 @@ def test_more_strangers_than_there_is_room_for_lock_nobody_out():
 
 def test_a_crowd_of_strangers_does_not_end_who_has_proved_itself(monkeypatch):
     """It believes that it is connected from the answer on, and nobody would connect again."""
-    monkeypatch.setattr(_strangers, "HANDSHAKE_S", SECONDS)
+    monkeypatch.setattr(connection_limits, "HANDSHAKE_S", SECONDS)
     with listeners(2) as made:
         peer, nonce = greeted(made[0])
-        peer.sendall(proof.make_claim(SECRET, claim(peer, target=0, source=1), nonce))
-        exactly(peer, proof.ANSWER_BYTES)
-        crowd = [stranger(made[0]) for _ in range(_strangers.STRANGERS_MAX + 10)]
+        peer.sendall(peer_auth.make_claim(SECRET, claim(peer, target=0, source=1), nonce))
+        exactly(peer, peer_auth.ANSWER_BYTES)
+        crowd = [stranger(made[0]) for _ in range(connection_limits.STRANGERS_MAX + 10)]
         assert ends(crowd[0])  # so there was no room any more
-        peer.sendall(proof.CONFIRMED + b"first bytes")
-        got = links.connect(made[0], addresses([made[1]]), "test", soon())
+        peer.sendall(peer_auth.CONFIRMED + b"first bytes")
+        got = transport.connect(made[0], addresses([made[1]]), "test", soon())
         assert exactly(got[1], 11) == b"first bytes"
         for sock in [peer, *crowd, *got.values()]:
             sock.close()
@@ -282,7 +291,7 @@ def test_random_bytes_from_what_is_connected_to_are_no_peer(seed):
 
     def babble(sock):
         if chance.random() < 0.7:
-            sock.sendall(proof.greeting()[0])
+            sock.sendall(peer_auth.greeting()[0])
         sock.sendall(chance.randbytes(chance.choice([0, 1, 36, 40, 76, 300])))
         sock.settimeout(0.02)
         sock.recv(1000)
@@ -290,17 +299,17 @@ def test_random_bytes_from_what_is_connected_to_are_no_peer(seed):
     with listeners(2) as made, impostor(babble) as address:
         began = time.monotonic()
         with pytest.raises(HvdInitError, match="rank 0 at 127"):
-            links.connect(made[1], {0: address}, "babble", soon(0.3))
+            transport.connect(made[1], {0: address}, "babble", soon(0.3))
         assert time.monotonic() - began < 10
 
 
 def test_a_listener_that_never_speaks_is_given_up_and_asked_again(monkeypatch):
-    monkeypatch.setattr(dial, "ATTEMPT_S", 0.1)
+    monkeypatch.setattr(connector, "ATTEMPT_S", 0.1)
     with listeners(2) as made, socket.create_server(("127.0.0.1", 0)) as server:
         own = places.unpack(made[0].address)
         end = places.End(*server.getsockname()[:2])
         with pytest.raises(HvdInitError, match=r"no answer within 0\.1 s"):
-            links.connect(made[1], {0: places.pack(own._replace(ends=(end,)))}, "mute", soon(0.6))
+            transport.connect(made[1], {0: places.pack(own._replace(ends=(end,)))}, "mute", soon(0.6))
         server.settimeout(5)
         tries = [server.accept()[0] for _ in range(2)]
         for sock in tries:

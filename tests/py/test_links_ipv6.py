@@ -6,7 +6,7 @@ import pytest
 from linking import listener, still_links
 from test_links import has_ipv6
 
-from hvdlite.links import address as places
+from hvdlite.transport import address as places
 
 
 def test_the_addresses_of_a_host_with_ipv6_are_told(monkeypatch, tmp_path):

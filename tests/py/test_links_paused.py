@@ -3,8 +3,9 @@
 from linking import SECRET, carries, claim, close_all, ends, exactly, greeted, listeners, soon, still_links, stranger
 from test_links_hostile import settled
 
-from hvdlite import _strangers, links
-from hvdlite.links import proof
+from hvdlite import transport
+from hvdlite.security import connection_limits
+from hvdlite.transport import peer_auth
 
 
 def test_a_peer_that_proves_itself_and_never_confirms_is_no_stream():
@@ -13,7 +14,7 @@ def test_a_peer_that_proves_itself_and_never_confirms_is_no_stream():
         sock.close()
         assert settled(made[0]) and not made[0]._kept
         wrong, nonce = greeted(made[0])
-        wrong.sendall(proof.make_claim(SECRET, claim(wrong, target=0), nonce) + b"\x07")
+        wrong.sendall(peer_auth.make_claim(SECRET, claim(wrong, target=0), nonce) + b"\x07")
         assert ends(wrong)
         wrong.close()
         assert not made[0]._kept and still_links(*made)
@@ -26,16 +27,16 @@ def proved(made, **changes):
 
 
 def welcomed(made, sock, nonce, **changes):
-    said = proof.make_claim(SECRET, claim(sock, target=made.rank, **changes), nonce)
+    said = peer_auth.make_claim(SECRET, claim(sock, target=made.rank, **changes), nonce)
     sock.sendall(said)
-    assert proof.read_answer(SECRET, nonce, said, exactly(sock, proof.ANSWER_BYTES))[0] == proof.WELCOME
+    assert peer_auth.read_answer(SECRET, nonce, said, exactly(sock, peer_auth.ANSWER_BYTES))[0] == peer_auth.WELCOME
     return sock
 
 
 def asked_for(made, sock):
     """Rank 7 confirms; what rank 0 gets when it asks for that stream is this one."""
-    sock.sendall(proof.CONFIRMED)
-    got = links.connect(made[0], {7: made[1].address}, "test", soon())
+    sock.sendall(peer_auth.CONFIRMED)
+    got = transport.connect(made[0], {7: made[1].address}, "test", soon())
     try:
         return carries(sock, got[7])
     finally:
@@ -44,7 +45,7 @@ def asked_for(made, sock):
 
 def test_a_peer_that_was_paused_before_it_confirms_is_still_connected(monkeypatch):
     """It has been told that it is welcome: once it confirms, it believes that it has a stream."""
-    monkeypatch.setattr(_strangers, "HANDSHAKE_S", 0.3)
+    monkeypatch.setattr(connection_limits, "HANDSHAKE_S", 0.3)
     with listeners(2) as made:
         sock = proved(made[0])
         later = stranger(made[0])
@@ -59,8 +60,8 @@ def test_a_peer_that_comes_again_before_it_has_confirmed_replaces_its_first_conn
         other = proved(made[0], source=6)
         second = proved(made[0])
         assert ends(first) and asked_for(made, second)
-        other.sendall(proof.CONFIRMED)
-        got = links.connect(made[0], {6: made[1].address}, "test", soon())
+        other.sendall(peer_auth.CONFIRMED)
+        got = transport.connect(made[0], {6: made[1].address}, "test", soon())
         assert carries(other, got[6])  # nobody else's
         close_all([got, {0: first, 1: other}])
 
@@ -69,7 +70,7 @@ def test_a_claim_that_is_heard_late_does_not_replace_the_one_that_followed_it():
     with listeners(2) as made:
         first, nonce = greeted(made[0])
         second = proved(made[0])
-        first.sendall(proof.make_claim(SECRET, claim(first, target=0), nonce))
+        first.sendall(peer_auth.make_claim(SECRET, claim(first, target=0), nonce))
         assert ends(first)
         first.close()
         assert asked_for(made, second)

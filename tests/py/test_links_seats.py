@@ -6,8 +6,9 @@ import threading
 import pytest
 from linking import JOB, SECRET, listener, together
 
-from hvdlite.discovery import Place
-from hvdlite.links import job, seats
+from hvdlite.rendezvous import placement
+from hvdlite.rendezvous.discovery import Place
+from hvdlite.transport import mesh
 
 
 def record(host, local_rank, local_size, cross_rank, cross_size, host_id=None):
@@ -30,21 +31,21 @@ def changed(rank, **changes):
 
 
 def test_true_claims_are_accepted():
-    assert seats.misplaced(RAGGED) is None
-    assert seats.seats_of(RAGGED) == ([0, 0, 1, 2, 2, 2], ["a", "a", "b", "c", "c", "c"])
+    assert placement.misplaced(RAGGED) is None
+    assert placement.seats_of(RAGGED) == ([0, 0, 1, 2, 2, 2], ["a", "a", "b", "c", "c", "c"])
 
 
 def test_launchers_that_number_hosts_are_accepted():
     numbered = [{**each, "cross_rank": "abc".index(each["host"]), "cross_size": 3} for each in RAGGED]
-    assert seats.misplaced(numbered) is None
+    assert placement.misplaced(numbered) is None
 
 
 def test_what_a_launcher_does_not_tell_is_no_mistake_and_is_found():
     untold = [{**each, **dict.fromkeys(("local_rank", "local_size", "cross_rank", "cross_size"))} for each in RAGGED]
-    assert seats.misplaced(untold) is None
-    where = seats.seats_of(untold)
+    assert placement.misplaced(untold) is None
+    where = placement.seats_of(untold)
     for rank, each in enumerate(RAGGED):
-        place = seats.completed(Place(rank, 6, None, None, None, None, "test"), where)
+        place = placement.completed(Place(rank, 6, None, None, None, None, "test"), where)
         assert {name: getattr(place, name) for name in place._fields[2:6]} == {
             name: each[name] for name in place._fields[2:6]
         }
@@ -52,7 +53,7 @@ def test_what_a_launcher_does_not_tell_is_no_mistake_and_is_found():
 
 def test_what_a_launcher_tells_is_kept():
     told = Place(5, 6, 1, 3, 2, 3, "test")
-    assert seats.completed(told, seats.seats_of(RAGGED)) == told
+    assert placement.completed(told, placement.seats_of(RAGGED)) == told
 
 
 @pytest.mark.parametrize(
@@ -68,14 +69,14 @@ def test_what_a_launcher_tells_is_kept():
     ],
 )  # fmt: skip
 def test_what_is_not_so_is_said_with_ranks_hosts_and_remedy(records, said):
-    text = seats.misplaced(records)
+    text = placement.misplaced(records)
     assert text is not None and said in text and "HVDLITE_" in text
 
 
 def test_a_set_gets_the_descriptors_that_the_core_takes():
     host_of = [0, 0, 1]
     made = [listener(rank) for rank in range(3)]
-    links = [job.JobLinks(each, [other.address for other in made], host_of, 30) for each in made]
+    links = [mesh.JobLinks(each, [other.address for other in made], host_of, 30) for each in made]
     try:
         rows = together([lambda each=each: each.rows("set 0", [0, 1, 2]) for each in links])
         assert [[fd >= 0 for fd in row.votes] for row in rows] == [
@@ -109,5 +110,5 @@ def test_a_listener_is_closed_when_the_others_cannot_be_told():
         raise RuntimeError("rank 1 was killed")
 
     with pytest.raises(RuntimeError, match="rank 1 was killed"):
-        job.open_links(("127.0.0.1", 1), SECRET, JOB, 0, 0, allgather, [0], 5)
+        mesh.open_links(("127.0.0.1", 1), SECRET, JOB, 0, 0, allgather, [0], 5)
     assert threading.active_count() == before

@@ -11,7 +11,7 @@ import random
 import pytest
 
 from hvdlite._core.library import ffi, lib
-from hvdlite.links.job import tree
+from hvdlite.transport.mesh import tree
 
 MOST = 128  # ranks of a set on several hosts, here
 LIMIT = 1024  # of them that the core takes

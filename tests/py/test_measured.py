@@ -9,8 +9,8 @@ import pytest
 from ranks import as_ranks
 
 import hvdlite.numpy as hvd
-from hvdlite.measured import journal, lateness, rows, summary, words
-from hvdlite.stepping import IDLE_MAX, Whose
+from hvdlite.metrics import report_text, step_log, step_rows, stragglers, summary
+from hvdlite.training.step_source import IDLE_MAX, Whose
 
 
 def _anew(**environ):
@@ -157,7 +157,7 @@ def test_steps_are_written_with_their_buckets(tmp_path):
     _anew(HVDLITE_TRACE_STEPS="0")
     with open(f"{folder}/rank-{hvd.rank()}.steps.jsonl") as file:
         head, *steps = map(json.loads, file)
-    assert head["format"] == journal.FORMAT and head["rank"] == hvd.rank() and head["size"] == 2 and head["host"]
+    assert head["format"] == step_log.FORMAT and head["rank"] == hvd.rank() and head["size"] == 2 and head["host"]
     assert head["clock"] == {"offset_ns": 0, "error_ns": 0}
     assert [step["step"] for step in steps] == list(range(1, 8))
     for before, step in zip(steps, steps[1:]):
@@ -186,16 +186,16 @@ def test_a_full_disk_is_told_of_once_and_training_goes_on(tmp_path):
     with contextlib.redirect_stderr(said):
         hvd.shutdown()
         hvd.init()
-        full = journal.Journal("/dev/null/nowhere", 0, 50, "here", rows.History())
+        full = step_log.Journal("/dev/null/nowhere", 0, 50, "here", step_rows.History())
         full.close()
         assert said.getvalue().count("cannot write steps") == 1, said.getvalue()
-        written = journal.Journal(_folder_of_full(), 0, 50, "here", rows.History())
+        written = step_log.Journal(_folder_of_full(), 0, 50, "here", step_rows.History())
         for _ in range(3):
             hvd.stats_step()
             written.write()
         written.close()
         os.mkfifo(tmp_path / "rank-0.steps.jsonl")  # that nobody reads
-        journal.Journal(str(tmp_path), 0, 50, "here", rows.History()).close()
+        step_log.Journal(str(tmp_path), 0, 50, "here", step_rows.History()).close()
     assert said.getvalue().count("cannot write steps") == 3 and "No space left" in said.getvalue()
     assert "rank-0.steps.jsonl: No such device or address" in said.getvalue()
     assert hvd.stats()["steps"] == 3
@@ -214,16 +214,16 @@ def _folder_of_full():
 def test_more_steps_than_are_kept_leave_the_last_ones():
     hvd.shutdown()
     hvd.init()
-    history = rows.History()
+    history = step_rows.History()
     for _ in range(3):
         hvd.stats_step()
     assert [step.number for step in history.steps()] == [1, 2, 3]
-    for _ in range(2 * rows.KEPT):
+    for _ in range(2 * step_rows.KEPT):
         hvd.stats_step()
     kept = history.steps()
-    assert [kept[0].number, kept[-1].number] == [rows.KEPT + 4, 2 * rows.KEPT + 3]
+    assert [kept[0].number, kept[-1].number] == [step_rows.KEPT + 4, 2 * step_rows.KEPT + 3]
     assert [step.number for step in history.steps(kept[-1].number - 2)] == [kept[-1].number - 1, kept[-1].number]
-    assert rows.row(1) is None and rows.row(10**9) is None and hvd.stats()["window"] == rows.KEPT
+    assert step_rows.row(1) is None and step_rows.row(10**9) is None and hvd.stats()["window"] == step_rows.KEPT
 
 
 def test_of_two_optimizers_the_first_counts_until_it_stops_and_the_script_before_both():
@@ -239,9 +239,11 @@ def test_of_two_optimizers_the_first_counts_until_it_stops_and_the_script_before
 
 
 def test_lateness_needs_steps_that_all_ranks_tell_of():
-    assert lateness.judge([{1: 5}, {2: 5}]) is None and lateness.judge([{}]) is None and lateness.judge([]) is None
-    found = lateness.judge([{1: 0, 2: 10_000_000, 3: 7}, {1: 4_000_000, 2: 10_000_000}])
+    assert (
+        stragglers.judge([{1: 5}, {2: 5}]) is None and stragglers.judge([{}]) is None and stragglers.judge([]) is None
+    )
+    found = stragglers.judge([{1: 0, 2: 10_000_000, 3: 7}, {1: 4_000_000, 2: 10_000_000}])
     assert found[1] == {"p50_ms": 0.0, "p90_ms": 4.0, "p99_ms": 4.0, "last_share": 0.5, "steps": 2}
     assert found[0]["last_share"] == 0.0  # both at once: nobody was last
     assert [summary.percentile(list(range(1, 101)), share) for share in (50, 90, 99)] == [50, 90, 99]
-    assert words.amount(1.5e6) == "1.5 MB" and words.amount(2e15) == "2000 TB"
+    assert report_text.amount(1.5e6) == "1.5 MB" and report_text.amount(2e15) == "2000 TB"

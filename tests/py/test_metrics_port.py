@@ -18,8 +18,9 @@ from launching import Launch, launch
 from ranks import as_ranks
 
 import hvdlite.numpy as hvd
-from hvdlite import _http, measured
-from hvdlite.measured import exposition, gathering, reporting
+from hvdlite import metrics
+from hvdlite.metrics import aggregator, payload, prometheus
+from hvdlite.transport import http_server
 
 GRAFANA = Path(__file__).resolve().parents[2] / "examples" / "metrics" / "grafana.json"
 SAMPLE = re.compile(r'([a-z_]+)(?:\{((?:[a-z_]+="(?:[^"\\\n]|\\[\\"n])*",?)*)\})? (-?[0-9.e+-]+|\+Inf|NaN)')
@@ -69,7 +70,7 @@ def _steps_until(enough, seconds=30.0):
 
 
 def _get(path="/metrics", method="GET"):
-    number = measured._life.served.port.number
+    number = metrics._life.served.port.number
     asked = urllib.request.Request(f"http://127.0.0.1:{number}{path}", method=method)
     with urllib.request.urlopen(asked, timeout=20) as answer:
         return answer, answer.read().decode()
@@ -84,13 +85,13 @@ def _heard_of(ranks):
 def test_rank_0_serves_the_numbers_of_all_ranks():
     _anew(HVDLITE_METRICS_PORT="0", HVDLITE_METRICS_INTERVAL="0.1")
     _steps_until(lambda: hvd.size() == 1 or _heard_of(3))
-    assert (measured._life.served.port is not None) == (hvd.rank() == 0)
+    assert (metrics._life.served.port is not None) == (hvd.rank() == 0)
     if hvd.rank() == 0:
         time.sleep(0.2 if hvd.size() == 1 else 0)  # alone: its report of the steps is newer than the first one
         answer, text = _get()
         assert answer.headers["Content-Type"].startswith("text/plain; version=0.0.4") and answer.status == 200
         found = parsed(text)
-        names = {metric.name for metric in exposition.METRICS if metric.type != "histogram"}
+        names = {metric.name for metric in prometheus.METRICS if metric.type != "histogram"}
         assert names - set(found) <= ({"hvdlite_lateness_seconds", "hvdlite_last_ratio"} if hvd.size() == 1 else set())
         assert found["hvdlite_ranks"] == [({}, float(hvd.size()))]
         assert {labels["rank"] for labels, _ in found["hvdlite_steps_total"]} == {str(k) for k in range(hvd.size())}
@@ -154,8 +155,11 @@ def test_a_port_that_is_taken_is_a_warning():
 
 @pytest.fixture
 def served():
-    pages = {"/metrics": _http.Page(lambda: (True, [b"x 1\n" * 100_000])), "/no": _http.Page(lambda: 1 // 0)}
-    made = _http.Port("127.0.0.1", 0, pages)
+    pages = {
+        "/metrics": http_server.Page(lambda: (True, [b"x 1\n" * 100_000])),
+        "/no": http_server.Page(lambda: 1 // 0),
+    }
+    made = http_server.Port("127.0.0.1", 0, pages)
     yield made
     made.close()
 
@@ -194,9 +198,9 @@ def test_what_the_job_says_of_itself_is_in_no_number_of_its_own(tmp_path):
     reports = 0
     until = time.monotonic() + 30
     while hvd.rank() == 0 and reports < 5 and time.monotonic() < until:
-        before = measured._life.served._heard._reports.get(1, (None, 0.0))[1]
+        before = metrics._life.served._heard._reports.get(1, (None, 0.0))[1]
         time.sleep(0.02)
-        reports += measured._life.served._heard._reports.get(1, (None, 0.0))[1] > before
+        reports += metrics._life.served._heard._reports.get(1, (None, 0.0))[1] > before
     hvd.barrier()
     totals = hvd.stats()["totals"]
     assert totals["tensors"] == 9 and totals["messages"] == {"shm": 8} and totals["bytes"] == {"shm": 3200}, totals
@@ -220,23 +224,23 @@ def test_labels_are_escaped_and_damaged_reports_are_no_reports():
         "busy_ns": {"shm": 1}, "links": {"out": 0, "in": 0}, "sizes": {"1024": 1, "larger": 2}, "memory": {"cpu": 1},
         "core_memory": {"lanes": 0}, "arrived": {1: 5},
     }  # fmt: skip
-    found = parsed(exposition.exposition(1, [said], [0.5], {}))
+    found = parsed(prometheus.exposition(1, [said], [0.5], {}))
     assert found["hvdlite_steps_total"][0][0]["host"] == 'a\\"b\\\\c\\nd'
     assert found["hvdlite_bucket_bytes_bucket"][-1][1] == 3.0
-    packed = reporting.packed(said)
-    assert len(packed) % 1024 == 0 and reporting.unpacked(packed) == said
+    packed = payload.packed(said)
+    assert len(packed) % 1024 == 0 and payload.unpacked(packed) == said
     for damaged in (b"", b"\xff", b"[]", b"{}", b'{"arrived": 3}', b'{"arrived": {"x": 1}}', packed[:100]):
-        assert reporting.unpacked(damaged) is None
-    heard = gathering.Heard(1)
+        assert payload.unpacked(damaged) is None
+    heard = aggregator.Heard(1)
     heard.take({0: {**said, "arrived": dict.fromkeys(range(5000), 1)}})
-    assert len(heard._arrived[0]) == gathering.STEPS_JUDGED
+    assert len(heard._arrived[0]) == aggregator.STEPS_JUDGED
 
 
 def test_the_panel_for_grafana_asks_for_what_there_is():
     panel = json.loads(GRAFANA.read_text())
     asked = re.findall(r"hvdlite_[a-z_]+", json.dumps([each.get("targets", []) for each in panel["panels"]]))
     there = set()
-    for metric in exposition.METRICS:
+    for metric in prometheus.METRICS:
         ends = ("_bucket", "_sum", "_count") if metric.type == "histogram" else ("",)
         there |= {metric.name + end for end in ends}
     assert len(set(asked)) > 8 and set(asked) <= there, set(asked) - there

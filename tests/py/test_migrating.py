@@ -20,7 +20,7 @@ torch = pytest.importorskip("torch")
 
 import hvdlite.torch as hvd  # noqa: E402
 from hvdlite import config  # noqa: E402
-from hvdlite.launcher import flags  # noqa: E402
+from hvdlite.launcher.command_line import flags  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = "".join(path.read_text(encoding="utf-8") for path in sorted((ROOT / "docs/migrating").glob("*.md")))

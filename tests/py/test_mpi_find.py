@@ -10,17 +10,18 @@ from pathlib import Path
 import mpis
 import pytest
 
-from hvdlite import _meeting, config, mpi
-from hvdlite.discovery import SINGLE, Place
-from hvdlite.links import job
-from hvdlite.links.seats import Seats
-from hvdlite.mpi import find, members, waiting
+from hvdlite import config, mpi
+from hvdlite.mpi import communicator, diagnosis, libmpi
+from hvdlite.rendezvous import bootstrap
+from hvdlite.rendezvous.discovery import SINGLE, Place
+from hvdlite.rendezvous.placement import Seats
+from hvdlite.transport import mesh
 
 CSRC = Path(__file__).resolve().parents[2] / "csrc"
 
 
 def names(environ=None, asked=None, module=None, maps="", prefixes=("/a",)):
-    return find.candidates(environ or {}, asked, module, maps, list(prefixes), "x86_64")
+    return libmpi.candidates(environ or {}, asked, module, maps, list(prefixes), "x86_64")
 
 
 def test_what_is_asked_for_is_all_that_is_tried():
@@ -77,11 +78,11 @@ def test_mpi_is_touched_only_when_it_was_asked_for():
 
 
 def test_what_is_said_when_ranks_do_not_come_names_the_networks():
-    assert waiting.advice("MPICH", ["eth0"]) == "Do all of them call it, and with the same MPI?"
-    said = waiting.advice("Open MPI", ["docker0", "ib0"])
+    assert diagnosis.advice("MPICH", ["eth0"]) == "Do all of them call it, and with the same MPI?"
+    said = diagnosis.advice("Open MPI", ["docker0", "ib0"])
     assert "has docker0, ib0" in said and "--mca btl_tcp_if_include ib0" in said
-    assert "mpiexec -iface eth0" in waiting.advice("MPICH", ["eth0", "docker0"])
-    assert "for eth1" in waiting.advice("MPI standard", ["eth1", "eth0"]) and "lo" not in waiting.networks()
+    assert "mpiexec -iface eth0" in diagnosis.advice("MPICH", ["eth0", "docker0"])
+    assert "for eth1" in diagnosis.advice("MPI standard", ["eth1", "eth0"]) and "lo" not in diagnosis.networks()
 
 
 @pytest.mark.parametrize("known", [True, False])
@@ -94,23 +95,25 @@ def test_a_host_whose_name_is_not_known_is_reached_by_any_route(monkeypatch, kno
             raise socket.gaierror("unknown")
 
     monkeypatch.setattr(socket, "getaddrinfo", lookup)
-    monkeypatch.setattr(job, "find_links", lambda towards, *_: (towards, None))
+    monkeypatch.setattr(mesh, "find_links", lambda towards, *_: (towards, None))
     place, world = Place(0, 2, 0, 1, 0, 2, "MPI"), types.SimpleNamespace(job=7, secret=b"", epoch=0, allgather=None)
-    found = _meeting.link(place, config.read({}), world, Seats([0, 1], ["near", "far#1"]))
+    found = bootstrap.link(place, config.read({}), world, Seats([0, 1], ["near", "far#1"]))
     assert found == (("far", 9) if known else None, None)
 
 
 def test_sets_of_communicators_are_those_of_all_ranks():
     halves = [[5, [5, 7], None], [6, [6, 8], None], [7, [7, 5], None], [8, [6, 8], None]]
-    assert members.sets(halves) == [[0, 2], [1, 3]] and [members.own([[0, 2], [1, 3]], r) for r in (0, 3)] == [0, 1]
+    assert communicator.sets(halves) == [[0, 2], [1, 3]] and [
+        communicator.own([[0, 2], [1, 3]], r) for r in (0, 3)
+    ] == [0, 1]
     some = [[0, [], None], [1, [2, 1], None], [2, [1, 2], None]]
-    assert members.sets(some) == [[1, 2]] and members.own([[1, 2]], 0) == 0
+    assert communicator.sets(some) == [[1, 2]] and communicator.own([[1, 2]], 0) == 0
     with pytest.raises(ValueError, match="rank 1: its communicator has rank 9 of MPI_COMM_WORLD, which is not a rank"):
-        members.sets([[0, [0], None], [1, [1, 9], None]])
+        communicator.sets([[0, [0], None], [1, [1, 9], None]])
     with pytest.raises(ValueError, match="every rank passed MPI.COMM_NULL"):
-        members.sets([[0, [], None]])
+        communicator.sets([[0, [], None]])
     with pytest.raises(ValueError, match="rank 0: a process set of an MPI communicator needs a job over MPI"):
-        members.sets([members.word(Communicator())])
+        communicator.sets([communicator.word(Communicator())])
 
 
 def test_a_process_that_did_not_ask_has_no_mpi():

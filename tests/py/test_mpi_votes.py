@@ -8,9 +8,10 @@ import pytest
 from ranks import everything
 from test_mpi_meeting import PROGRAM
 
-from hvdlite import HvdInitError, _meeting, config
-from hvdlite.discovery import Place
-from hvdlite.links.seats import Seats
+from hvdlite import HvdInitError, config
+from hvdlite.rendezvous import bootstrap
+from hvdlite.rendezvous.discovery import Place
+from hvdlite.rendezvous.placement import Seats
 
 SECONDS = 300
 
@@ -78,4 +79,4 @@ def test_a_way_that_cannot_be_is_refused(way, told):
     place = Place(0, 2, 0, 1, 0, 2, "hvdlite-run")
     store = types.SimpleNamespace(secret=b"", job=7, epoch=0, allgather=None)
     with pytest.raises(HvdInitError, match=f"HVDLITE_VOTES=.*{told}"):
-        _meeting.link(place, config.read({"HVDLITE_VOTES": way}), store, Seats([0, 1], ["a", "b"]))
+        bootstrap.link(place, config.read({"HVDLITE_VOTES": way}), store, Seats([0, 1], ["a", "b"]))

@@ -1,6 +1,6 @@
 """HVDLITE_NAN_GUARD: which tensor, on which rank, had NaN or infinities first, told to all before a sum spreads it.
 
-Where it is off nothing is looked at (tests/c/test_guard.c, make counts). What is found, and by whom, is the core's;
+Where it is off nothing is looked at (tests/c/test_nan_guard.c, make counts). What is found, and by whom, is the core's;
 here it is asked of every adapter, and what a user sees of it.
 """
 
@@ -17,7 +17,7 @@ from launching import Launch, launch
 from ranks import as_ranks
 
 import hvdlite as hvd
-from hvdlite import guard
+from hvdlite._core import nan_guard
 
 
 @contextlib.contextmanager
@@ -99,7 +99,7 @@ def test_nan_alone_and_warnings():
         said = [str(each.message) for each in caught if issubclass(each.category, RuntimeWarning)]
         assert said[0].startswith("hvdlite: tensor 'allreduce.w', before its allreduce: rank 1 had 1 NaN in 3"), said
         assert any("more" in each or "'allreduce.late'" in each for each in said), said
-    assert not guard.looks() and hvd.is_initialized() is False
+    assert not nan_guard.looks() and hvd.is_initialized() is False
     hvd.init()
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -17,7 +17,7 @@ from torch import nn
 
 import hvdlite.torch as hvd
 from hvdlite import parallel
-from hvdlite.parallel.values import alike
+from hvdlite.parallel.checkpoint_values import alike
 from hvdlite.parallel.weights import Stash
 
 LR, OPT = torch.optim.lr_scheduler, torch.optim

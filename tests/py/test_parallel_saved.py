@@ -13,7 +13,7 @@ from torch import nn
 
 import hvdlite.torch as hvd
 from hvdlite import parallel
-from hvdlite.parallel.values import alike
+from hvdlite.parallel.checkpoint_values import alike
 
 WORDS, LENGTH, ROWS, PARTS = 24, 8, 8, 4
 

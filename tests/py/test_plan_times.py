@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from hvdlite.plan import Draft, Links, PlanError, make, prove, time
+from hvdlite.plan import Draft, Links, PlanError, make, time
+from hvdlite.plan import proof as prove
 from hvdlite.plan.events import CURSORS, busy
 from hvdlite.plan.generators.grid import themis_orders
 from hvdlite.plan.links import from_json

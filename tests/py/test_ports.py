@@ -11,42 +11,44 @@ from attacking import Attack, listening, open_files, resident
 from launching import Launch
 from ranks import EVERYTHING
 
-from hvdlite import _strangers
+from hvdlite.security import connection_limits
 
 pytest.importorskip("plotly", reason="the dashboard is drawn by plotly: pip install hvdlite[report]")
 pytest.importorskip("zmq", reason="hvd.rpc and hvd.ps need pyzmq")
 SECONDS = 60.0 if EVERYTHING else 0.5
 MEMORY = 20_000_000 if EVERYTHING else 4_000_000  # the short form sends less
-DESCRIPTORS = 3 * _strangers.STRANGERS_MAX + 32  # a stranger at a gate has a connection to ZeroMQ, too
+DESCRIPTORS = 3 * connection_limits.STRANGERS_MAX + 32  # a stranger at a gate has a connection to ZeroMQ, too
 # Rank 0 steps and opens ports of agents and links. Told a port, it connects there as a member does, and says so.
 JOB = """
 import sys, threading, time
 import numpy as np
 import zmq
 import hvdlite as hvd
-from hvdlite import _gate, _store, config, ps
-from hvdlite.launcher import muster
-from hvdlite.links import dial, listener
-from hvdlite.ps import serving
+from hvdlite import config, ps
+from hvdlite.rendezvous import store_client
+from hvdlite.security import zmq_gate
+from hvdlite.launcher.control import registration
+from hvdlite.transport import connector, listener
+from hvdlite.ps import cluster
 from hvdlite.rpc import calls
 
 hvd.init()
 hvd.rpc.start(threads=1)
 table = ps.Table("t", 100, 2, ps.Add())
 secret, store, over = bytes(32), config.load().values, threading.Event()
-_gate.way_to = lambda address, name: address  # as from another host
+zmq_gate.way_to = lambda address, name: address  # as from another host
 
 def links(at):
     one, other = made[at], listener.listen(("127.0.0.1", 1), secret, 7, 0, 1 - at)
     until = time.monotonic() + 20
-    there = threading.Thread(target=lambda: dial.connect(other, {at: one.address}, "probe", until)[at].close())
+    there = threading.Thread(target=lambda: connector.connect(other, {at: one.address}, "probe", until)[at].close())
     there.start()
-    dial.connect(one, {1 - at: other.address}, "probe", until)[1 - at].close()
+    connector.connect(one, {1 - at: other.address}, "probe", until)[1 - at].close()
     there.join()
     other.close()
 
 def agent(at):
-    muster.report(place.address, secret, {"host": 1}, time.monotonic() + 20)[0].close()
+    registration.report(place.address, secret, {"host": 1}, time.monotonic() + 20)[0].close()
 
 def at_gate(keys, address):
     with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
@@ -58,7 +60,7 @@ def at_gate(keys, address):
         dealer.disable_monitor()
 
 def at_store(at):
-    _store.authenticate("127.0.0.1", at, store["secret_key"], "a watcher", time.monotonic() + 20)[0].close()
+    store_client.authenticate("127.0.0.1", at, store["secret_key"], "a watcher", time.monotonic() + 20)[0].close()
 
 def port_of(address):
     return int(address.rpartition(":")[2])
@@ -73,13 +75,13 @@ def probes():
     over.set()
 
 if hvd.rank() == 0:
-    place = muster.Muster(secret, "127.0.0.1")
+    place = registration.Muster(secret, "127.0.0.1")
     made = [listener.listen(("127.0.0.1", 1), secret, 7, 0, 0)]
-    us, them = calls.running(), serving._serving
+    us, them = calls.running(), cluster._serving
     of_rpc, of_ps = port_of(us.sockets.gate.address), port_of(them.addresses[0])
     of_agents, of_links = place.address[1], made[0].known.ends[0].port
     at_rpc = lambda at: at_gate(us.sockets.door._keys, us.sockets.gate.address)
-    at_ps = lambda at: at_gate(serving._curve.Keys(them._secret, "ps", zmq), them.addresses[0])
+    at_ps = lambda at: at_gate(cluster._curve.Keys(them._secret, "ps", zmq), them.addresses[0])
     threading.Thread(target=probes, daemon=True).start()
 step = 0
 while not hvd.broadcast(np.array([over.is_set()]), 0)[0]:
@@ -132,7 +134,7 @@ def _attacked(job, pid, port):
 
 def _left_open(before):
     """{pid: descriptors} that stay open after the attacks, of processes which had so many before."""
-    until = time.monotonic() + 4 * _strangers.HANDSHAKE_S
+    until = time.monotonic() + 4 * connection_limits.HANDSHAKE_S
     while True:
         left = {pid: len(open_files(pid)) - files for pid, files in before.items()}
         if all(count <= 4 for count in left.values()) or time.monotonic() > until:

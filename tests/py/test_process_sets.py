@@ -5,7 +5,7 @@ import pytest
 from ranks import Job, as_ranks
 
 import hvdlite as hvd
-from hvdlite import process_set
+from hvdlite.process_sets import process_set
 
 SIZES = (1, 2, 3, 4)
 
@@ -170,7 +170,8 @@ def test_sets_of_init_come_back_after_shutdown():
 
 def hvd_size():
     """Of this job, also between shutdown and init."""
-    from hvdlite import config, discovery
+    from hvdlite import config
+    from hvdlite.rendezvous import discovery
 
     return discovery.discover(config.environ()).size
 

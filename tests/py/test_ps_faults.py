@@ -12,8 +12,9 @@ from launching import launch
 from ranks import as_ranks, gone
 
 import hvdlite as hvd
-from hvdlite import _curve, ps
-from hvdlite.ps import messages, serving, shard
+from hvdlite import ps
+from hvdlite.ps import cluster, messages, shard
+from hvdlite.security import curve
 
 zmq = pytest.importorskip("zmq")
 PYTHON = (sys.executable, "-c")
@@ -21,7 +22,7 @@ BEGIN = """
 import os, signal, sys, time
 import numpy as np
 import hvdlite as hvd
-from hvdlite.ps import serving
+from hvdlite.ps import cluster as serving
 hvd.init()
 hvd.ps.serve({servers})
 table = hvd.ps.Table("users", 1000, 4, hvd.ps.Add(), replicas={replicas}, reduce="sum", staleness={staleness})
@@ -153,11 +154,11 @@ told(table.step)
 
 @as_ranks(2)
 def test_strangers_are_not_let_in_and_their_messages_change_nothing():
-    serving.serve(2)
+    cluster.serve(2)
     table = ps.Table("t", 100, 2, ps.Add(), reduce="sum", staleness=None)
     table.push(np.arange(100), np.ones((100, 2)))
-    client, where = table._client, serving._serving.addresses[0]
-    ours, theirs = serving._serving._secret, bytes(32)
+    client, where = table._client, cluster._serving.addresses[0]
+    ours, theirs = cluster._serving._secret, bytes(32)
     host, port = where.rpartition("://")[2].rsplit(":", 1)
     silent = [socket.create_connection((host, int(port))) for _ in range(20)]
     for each in silent[:10]:
@@ -170,11 +171,11 @@ def test_strangers_are_not_let_in_and_their_messages_change_nothing():
         dealer = context.socket(zmq.DEALER)
         dealer.setsockopt(zmq.ROUTING_ID, b"%d" % (1 - hvd.rank()))
         if secret is not None:
-            _curve.Keys(secret, "ps", zmq).connect_to(dealer, 0)
+            curve.Keys(secret, "ps", zmq).connect_to(dealer, 0)
         dealer.connect(where)
         dealer.send_multipart([push, *body])
         assert not dealer.poll(200)
-    keys = _curve.Keys(ours, "ps", zmq)
+    keys = curve.Keys(ours, "ps", zmq)
     inside = context.socket(
         zmq.DEALER
     )  # the job's keys, but wrong messages: another name, another session, too short, too long
@@ -185,7 +186,7 @@ def test_strangers_are_not_let_in_and_their_messages_change_nothing():
     large = context.socket(zmq.DEALER)
     keys.connect_to(large, 0)
     large.connect(where)
-    large.send_multipart([push, bytes(_curve.MESSAGE_MAX + 1)])
+    large.send_multipart([push, bytes(curve.MESSAGE_MAX + 1)])
     assert not inside.poll(200)
     context.destroy(linger=0)
     table.flush()
@@ -201,7 +202,7 @@ def test_strangers_are_not_let_in_and_their_messages_change_nothing():
 def test_a_rule_that_raises_changes_nothing_and_is_told():
     import small_rules
 
-    serving.serve(2)
+    cluster.serve(2)
     table = ps.Table("t", 100, 2, small_rules.halves, staleness=None)
     table.push([1, 2], np.full((2, 2), 4.0))
     table.flush()
@@ -225,15 +226,15 @@ def test_a_server_says_that_there_is_no_memory_before_it_is_killed(monkeypatch):
 def test_without_pyzmq_or_its_encryption_the_remedy_is_named(monkeypatch):
     monkeypatch.setattr(zmq, "has", lambda feature: False)
     with pytest.raises(hvd.HvdInitError, match=r"was built without CURVE.*HVD023"):
-        _curve.zmq_for("hvd.ps")
+        curve.zmq_for("hvd.ps")
     monkeypatch.setitem(sys.modules, "zmq", None)
     with pytest.raises(hvd.HvdInitError, match=r'hvd.rpc needs pyzmq: pip install "hvdlite\[rpc\]".*HVD023'):
-        _curve.zmq_for("hvd.rpc")
+        curve.zmq_for("hvd.rpc")
 
 
 @as_ranks(1)
 def test_a_child_of_a_rank_hears_that_it_is_none():
-    serving.serve(1)
+    cluster.serve(1)
     table = ps.Table("t", 10, 2, ps.Add())
     read, write = os.pipe()
     pid = os.fork()

@@ -10,7 +10,7 @@ import os
 import numpy as np
 import pytest
 
-from hvdlite.ps import files, pieces
+from hvdlite.ps import checkpoint_files, checkpoint_pieces
 
 ABOUT = {"rows": 1000, "dim": 3, "rule": "Adam", "seed": 1}
 ASKED = (1000, 3, "Adam")
@@ -25,21 +25,21 @@ def saved(folder, seed=0, index=True):
     for server, ids in enumerate(np.split(random.permutation(1000), [400, 1000])):
         ids = ids[np.argsort(ids % 10, kind="stable")]
         rows = random.standard_normal((len(ids), 11)).astype(np.float32)
-        listed.append(pieces.write_piece(folder, f"{seed:08x}-{server}-0.npz", ids, rows, ids % 10))
+        listed.append(checkpoint_pieces.write_piece(folder, f"{seed:08x}-{server}-0.npz", ids, rows, ids % 10))
         content.append((ids, rows))
     if index:
-        files.write_index(folder, ABOUT, listed)
+        checkpoint_files.write_index(folder, ABOUT, listed)
     return content
 
 
 def loaded(folder):
-    about, listed = files.read_index(folder, *ASKED)
+    about, listed = checkpoint_files.read_index(folder, *ASKED)
     assert about == ABOUT
     return [whole(folder, piece) for piece in listed]
 
 
 def whole(folder, piece):
-    came = list(pieces.read_piece(folder, piece, ALL))
+    came = list(checkpoint_pieces.read_piece(folder, piece, ALL))
     return came[0] if came else (np.zeros(0, np.int64), np.zeros((0, 11), np.float32))
 
 
@@ -54,7 +54,7 @@ def folder(tmp_path):
 
 def refused(folder, *words, asked=ASKED):
     with pytest.raises(ValueError, match=r"\[HVD034\]$") as caught:
-        for piece in files.read_index(folder, *asked)[1]:
+        for piece in checkpoint_files.read_index(folder, *asked)[1]:
             whole(folder, piece)
     assert all(word in str(caught.value) for word in words), caught.value
 
@@ -85,7 +85,7 @@ def test_a_save_of_another_table_is_refused_with_both_values(folder, asked):
 
 def test_damaged_pieces_are_refused(folder):
     content = saved(folder)
-    piece = files.read_index(folder, *ASKED)[1][0]
+    piece = checkpoint_files.read_index(folder, *ASKED)[1][0]
     path = os.path.join(folder, piece["file"])
     data = open(path, "rb").read()
     for place in range(0, len(data), 499):  # a byte of the arrays, or of what lies around them
@@ -130,7 +130,7 @@ def test_what_is_no_index_is_refused(folder, text):
 
 def test_pickles_and_packed_pieces_are_not_read(folder):
     ids, rows = saved(folder)[0]
-    piece = files.read_index(folder, *ASKED)[1][0]
+    piece = checkpoint_files.read_index(folder, *ASKED)[1][0]
     path = os.path.join(folder, piece["file"])
     for write in (
         lambda: np.savez(path, ids=ids, rows=np.array([{}] * len(ids), object)),
@@ -145,13 +145,15 @@ def test_pickles_and_packed_pieces_are_not_read(folder):
 
 def test_a_reader_takes_the_parts_that_it_wants_and_reads_no_others(folder, monkeypatch):
     ids, rows = saved(folder)[0]
-    piece, wanted, read = files.read_index(folder, *ASKED)[1][0], ALL.copy(), []
+    piece, wanted, read = checkpoint_files.read_index(folder, *ASKED)[1][0], ALL.copy(), []
     wanted[[0, 3, 4, 9]] = False
-    through = pieces._read
+    through = checkpoint_pieces._read
     monkeypatch.setattr(
-        pieces, "_read", lambda file, at, begin, end: read.append(end - begin) or through(file, at, begin, end)
+        checkpoint_pieces,
+        "_read",
+        lambda file, at, begin, end: read.append(end - begin) or through(file, at, begin, end),
     )
-    came = list(pieces.read_piece(folder, piece, wanted))
+    came = list(checkpoint_pieces.read_piece(folder, piece, wanted))
     mine = wanted[ids % 10]
     assert same([[np.concatenate(each) for each in zip(*came)]], [(ids[mine], rows[mine])])
     assert len(came) == 2 and sum(read) == 10 + 2 * mine.sum()
@@ -159,7 +161,7 @@ def test_a_reader_takes_the_parts_that_it_wants_and_reads_no_others(folder, monk
 
 def test_a_part_with_a_number_that_is_not_its_own_is_refused(folder):
     ids, rows = saved(folder)[0]
-    piece = files.read_index(folder, *ASKED)[1][0]
+    piece = checkpoint_files.read_index(folder, *ASKED)[1][0]
     path = os.path.join(folder, piece["file"])
     with np.load(path) as arrays:
         parts = arrays["parts"]
@@ -170,7 +172,7 @@ def test_a_part_with_a_number_that_is_not_its_own_is_refused(folder):
 
 def test_a_save_of_format_1_is_read(folder):
     ids, rows = saved(folder)[0]
-    piece = files.read_index(folder, *ASKED)[1][0]
+    piece = checkpoint_files.read_index(folder, *ASKED)[1][0]
     path = os.path.join(folder, piece["file"])
     np.savez(path, ids=ids, rows=rows)
     piece["bytes"] = os.path.getsize(path)

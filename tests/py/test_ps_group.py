@@ -10,7 +10,7 @@ from test_ps_traps import folder_of_rank_0
 
 import hvdlite as hvd
 from hvdlite import ps
-from hvdlite.ps import serving
+from hvdlite.ps import cluster
 
 pytest.importorskip("zmq")
 SIZES, DIM = {"user": 400, "item": 30, "day": 7}, 8
@@ -24,7 +24,7 @@ def drawn(step, shape):
 
 @as_ranks(2)
 def test_a_group_has_the_bits_of_its_tables_and_one_message_for_all():
-    serving.serve(2)
+    cluster.serve(2)
     group = ps.TableGroup("all", SIZES, DIM, ps.Adam(0.1), init=FIRST)
     alone = {n: ps.Table(n, rows, DIM, ps.Adam(0.1), init=FIRST[n]) for n, rows in SIZES.items()}
     every = {name: np.arange(rows) for name, rows in SIZES.items()}
@@ -64,7 +64,7 @@ def test_collections_have_the_bits_of_torchs_layers():
     torch = pytest.importorskip("torch")
     from hvdlite.torch import ps as layers
 
-    serving.serve(1)
+    cluster.serve(1)
     group = ps.TableGroup("all", SIZES, DIM, ps.Sgd(0.5), init=FIRST, reduce="sum")
     weights = {n: torch.nn.Parameter(torch.from_numpy(FIRST[n].rows(np.arange(r), DIM))) for n, r in SIZES.items()}
     optimizer = torch.optim.SGD(weights.values(), 0.5)
@@ -103,7 +103,7 @@ def test_collections_have_the_bits_of_torchs_layers():
 
 @as_ranks(1)
 def test_what_is_no_group_or_not_of_it_is_named():
-    serving.serve(1)
+    cluster.serve(1)
     for words, wrong in (
         ("tables=", {"tables": {}}), (r"'g\.b': rows=0", {"tables": {"a": 1, "b": 0}}), ("tables=", {"tables": {1: 2}}),
         (r"init has \['a'\]", {"tables": {"a": 1, "b": 1}, "init": {"a": ps.uniform(1)}}),

@@ -15,7 +15,8 @@ from test_ps_traps import folder_of_rank_0
 
 import hvdlite as hvd
 from hvdlite import ps
-from hvdlite.ps import serving, together
+from hvdlite.ps import cluster
+from hvdlite.ps import coordination as together
 
 pytest.importorskip("zmq")
 EVERY = np.arange(3000)
@@ -65,7 +66,7 @@ def test_an_end_while_ranks_hear_that_there_is_none_is_not_lost(monkeypatch):
 def test_a_save_holds_what_rows_were_when_it_began_and_what_makes_the_others():
     folder, first = folder_of_rank_0(), {}
     for servers, scale in ((3, 0.5), (2, 0.1), (3, 0.0)):
-        serving.serve(servers)
+        cluster.serve(servers)
         table = ps.Table("t", len(EVERY), 8, ps.Adagrad(0.1), init=ps.uniform(scale, seed=servers) if scale else None)
         if first:
             table.pull([5])
@@ -91,7 +92,7 @@ def test_a_save_holds_what_rows_were_when_it_began_and_what_makes_the_others():
             assert np.array_equal(first["all"][:1000], first["rows"]) and len(np.unique(first["all"][1000:])) > 9000
         hvd.shutdown()  # which ends a save that nobody has waited for
         hvd.init()
-    serving.serve(1)
+    cluster.serve(1)
     table = ps.Table("t", len(EVERY), 8, ps.Adagrad(0.1), order="range")
     table.load(folder)
     assert np.array_equal(table.pull(EVERY), first["all"])
@@ -100,7 +101,7 @@ def test_a_save_holds_what_rows_were_when_it_began_and_what_makes_the_others():
 
 @as_ranks(2)
 def test_what_ends_a_save_early_is_told_to_all_ranks_and_the_save_before_stays():
-    serving.serve(2)
+    cluster.serve(2)
     table, folder = ps.Table("t", 3000, 8, small_rules.disk_stops, reduce="sum"), folder_of_rank_0()
     table.push(EVERY, np.ones((3000, 8)))
     table.step()
@@ -133,7 +134,7 @@ def children(table):
 @as_ranks(2)
 @pytest.mark.parametrize("wait", ["pull", "step"])
 def test_a_thread_that_waits_for_a_slow_rank_holds_up_no_other(wait):
-    serving.serve(1)
+    cluster.serve(1)
     together, free = ps.Table("together", 10, 2, ps.Add()), ps.Table("free", 10, 2, ps.Add(), staleness=None)
 
     def waits():
@@ -159,7 +160,7 @@ def test_a_thread_that_waits_for_a_slow_rank_holds_up_no_other(wait):
 
 @as_ranks(1)
 def test_a_folder_takes_one_table_at_a_time():
-    serving.serve(1)
+    cluster.serve(1)
     slow, other = ps.Table("slow", 10, 1, small_rules.disk_stops), ps.Table("other", 10, 1, ps.Add())
     slow.push([1], np.full((1, 1), 100.0))
     slow.step()

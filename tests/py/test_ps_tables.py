@@ -12,7 +12,7 @@ from ranks import as_ranks, everything
 
 import hvdlite as hvd
 from hvdlite import ps
-from hvdlite.ps import messages, patience, serving
+from hvdlite.ps import cluster, messages, staleness_wait
 from hvdlite.ps.arrays import added_up
 from hvdlite.ps.client import Client
 from hvdlite.ps.optimizers import uniform
@@ -43,12 +43,12 @@ def sha(array):
 
 
 def on_servers(optimizer, replicas, kill=False):
-    serving.serve(2)
+    cluster.serve(2)
     table = ps.Table("t", ROWS, DIM, optimizer, replicas=replicas, init=FIRST)
     for step in range(STEPS):
         ids, label = drawn(hvd.rank(), step)
         if kill and step == STEPS // 2:
-            for child in serving._serving._children[1:]:
+            for child in cluster._serving._children[1:]:
                 child._process.kill()
         table.push_async(ids, gradients(table.pull(ids), label))
         table.step()
@@ -125,7 +125,7 @@ class unreliable:
 @pytest.mark.parametrize(("operations", "share"), [(400, 0), (150, 0.05), *everything((250_000, 0), (10_000, 0.05))])
 def test_random_pushes_and_pulls_of_integers_equal_numpy(operations, share):
     """Each rank adds to a column of its own, and finds there what it has pushed before, in every pull."""
-    serving.serve(2)
+    cluster.serve(2)
     rows, me, rng = 5000, hvd.rank(), np.random.default_rng(hvd.rank())
     table = ps.Table("exact", rows, 4, ps.Add(), staleness=None, replicas=2, reduce="sum")
     mine = np.zeros((rows, 4), F32)
@@ -157,9 +157,9 @@ def test_a_server_killed_at_any_moment_loses_and_doubles_nothing_and_pulls_go_on
         np.add.at(added, ids, F32(1))
     added = hvd.allreduce(added, op=hvd.Sum)
     for moment in range(moments):
-        serving.serve(3)
+        cluster.serve(3)
         table = ps.Table("t", 500, 4, ps.Add(), staleness=(0, 1, None)[moment % 3], replicas=2, reduce="sum")
-        children, rng = serving._serving._children, random.Random(moment)
+        children, rng = cluster._serving._children, random.Random(moment)
         victim = rng.choice(children)._process.kill if children else lambda: None
         timer = threading.Timer(rng.random() * 0.08, victim)
         timer.start()
@@ -183,12 +183,12 @@ def test_a_server_killed_at_any_moment_loses_and_doubles_nothing_and_pulls_go_on
 def test_bytes_are_those_of_the_rows_and_a_head_for_each_message():
     with pytest.MonkeyPatch.context() as never_again:  # however slow the machine is
         never_again.setattr(Client, "AGAIN_S", 60.0)
-        never_again.setattr(patience, "_ASK_S", 60.0)
+        never_again.setattr(staleness_wait, "_ASK_S", 60.0)
         bytes_of_messages()
 
 
 def bytes_of_messages():
-    serving.serve(1)
+    cluster.serve(1)
     table = ps.Table("bytes", 100_000, 64, ps.Sgd(0.1), staleness=None)
     ids, client = np.random.default_rng(hvd.rank()).permutation(100_000)[:1000], table._client
     out, into = [], []
@@ -209,7 +209,7 @@ def bytes_of_messages():
 @as_ranks(2, deadline=120)
 @pytest.mark.parametrize("many", [1500, *everything(10_000)])
 def test_each_of_many_handles_ends_with_its_own_rows(many):
-    serving.serve(2)
+    cluster.serve(2)
     table, rng = ps.Table("t", 3000, 2, ps.Add(), staleness=None, reduce="sum"), np.random.default_rng(hvd.rank())
     every = np.arange(3000)
     if hvd.rank() == 0:
@@ -233,7 +233,7 @@ def test_a_table_is_saved_by_two_servers_and_loaded_by_three():
     rng, results = np.random.default_rng(hvd.rank()), []
     work = [(ids := rng.integers(0, 3000, 200), rng.standard_normal((200, 8)).astype(F32)) for _ in range(20)]
     for servers, replicas in ((2, 2), (3, 1)):
-        serving.serve(servers)
+        cluster.serve(servers)
         table = ps.Table("saved", 3000, 8, ps.Adam(0.01), replicas=replicas, init=FIRST)
         for n, (ids, grads) in enumerate(work if servers == 2 else work[10:]):
             if servers == 3 and n == 0:
@@ -254,7 +254,7 @@ def test_a_table_is_saved_by_two_servers_and_loaded_by_three():
 
 @as_ranks(3)
 def test_nobody_waits_for_a_rank_that_has_left_and_leads_are_bounded():
-    serving.serve(2)
+    cluster.serve(2)
     for staleness in (0, 1, 3):
         table = ps.Table(f"s{staleness}", 100, 2, ps.Add(), staleness=staleness, reduce="sum")
         ends = [12, 12, 5]
@@ -277,7 +277,7 @@ def test_nobody_waits_for_a_rank_that_has_left_and_leads_are_bounded():
 
 @as_ranks(2)
 def test_prefetched_rows_are_those_of_the_next_step_and_frozen_ones_are_not_pushed():
-    serving.serve(2)
+    cluster.serve(2)
     for staleness in (0, 1):
         table = ps.Table(f"ahead{staleness}", 50, 2, ps.Add(), staleness=staleness, reduce="sum")
         for step in range(6):
@@ -304,7 +304,7 @@ def refused(kind, said, call, *arguments, **more):
 def test_what_cannot_be_is_told_before_anything_is_sent():
     with pytest.raises(hvd.HvdInitError, match=r"has no servers: start it with hvdlite-run --servers 2.*HVD024"):
         ps.Table("t", 10, 2, ps.Add())
-    serving.serve(1)
+    cluster.serve(1)
     for said, terms in (
         ("rows=0: 1 to", {"rows": 0}), ("rows=True", {"rows": True}), ("dim=70000: 1 to 65,535", {"dim": 70000}),
         ("staleness=-1", {"staleness": -1}), ("replicas=2, but this job has 1 server", {"replicas": 2}),

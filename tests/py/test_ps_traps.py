@@ -15,7 +15,7 @@ from ranks import as_ranks
 
 import hvdlite as hvd
 from hvdlite import ps
-from hvdlite.ps import serving
+from hvdlite.ps import cluster
 from hvdlite.ps.client import Client
 
 pytest.importorskip("zmq")
@@ -29,7 +29,7 @@ def folder_of_rank_0():
 
 @as_ranks(2)
 def test_what_is_pushed_and_not_applied_yet_outlives_a_load():
-    serving.serve(1)
+    cluster.serve(1)
     folder, me = folder_of_rank_0(), hvd.rank()
     table = ps.Table("t", 100, 1, ps.Add(), reduce="sum")
     table.push([me], np.ones((1, 1)))
@@ -50,7 +50,7 @@ def test_what_is_pushed_and_not_applied_yet_outlives_a_load():
 @as_ranks(2)
 @pytest.mark.parametrize("when", ["save", "load", "loaded", "open"])
 def test_with_two_copies_a_server_may_end_while_all_ranks_act_together(when):
-    serving.serve(3)
+    cluster.serve(3)
     table, folder = ps.Table("t", 300, 2, ps.Add(), replicas=2, reduce="sum"), folder_of_rank_0()
     table.push(np.arange(300), np.ones((300, 2)))
     table.step()
@@ -58,7 +58,7 @@ def test_with_two_copies_a_server_may_end_while_all_ranks_act_together(when):
     table.push(np.arange(300), np.full((300, 2), 7.0))
     table.step()
     table.pull([1])
-    victim = serving._serving._children[1:2]
+    victim = cluster._serving._children[1:2]
     ask, left = Client.ask, [3]
 
     def ask_and_kill(client, server, do, *more, **named):
@@ -89,7 +89,7 @@ def test_with_two_copies_a_server_may_end_while_all_ranks_act_together(when):
 
 @as_ranks(2)
 def test_a_rule_that_raises_at_the_end_of_a_step_is_told_to_all_ranks():
-    serving.serve(1)
+    cluster.serve(1)
     table = ps.Table("t", 100, 2, small_rules.refuses)
     table.push([1 + hvd.rank()], np.full((1, 2), 1000.0 if hvd.rank() else 1.0))
     said = r"server 0: table 't': its optimizer raised KeyError: 'too large', at the end of step 1 \[HVD033\]"
@@ -101,12 +101,12 @@ def test_a_rule_that_raises_at_the_end_of_a_step_is_told_to_all_ranks():
 
 @as_ranks(1)
 def test_a_rule_may_print_and_one_server_of_one_rank_is_missed():
-    serving.serve(1)
+    cluster.serve(1)
     table = ps.Table("t", 100, 2, small_rules.prints, staleness=None, reduce="sum")
     for _ in range(30):  # more than a pipe holds
         table.push([1], np.ones((1, 2)))
     assert (table.pull([1]) == 30).all()
-    serving._serving._children[0]._process.kill()
+    cluster._serving._children[0]._process.kill()
     began = time.monotonic()
     with pytest.raises(
         hvd.HvdPeerLostError, match=r"server 0 .*killed by SIGKILL: no parameter server is left.*HVD029"
@@ -140,7 +140,7 @@ hvd.barrier()
 
 @as_ranks(2)
 def test_a_rank_that_has_left_waits_for_nobody_and_copies_of_models_share_tables():
-    serving.serve(1)
+    cluster.serve(1)
     table = ps.Table("t", 100, 2, ps.Add(), reduce="sum")
     if hvd.rank() == 1:
         table.prefetch([1])

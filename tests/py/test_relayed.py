@@ -10,19 +10,21 @@ from linking import SECONDS, addresses, listeners, soon
 from relaying import CHANGES, SEEN, Relay, changes
 from storing import JOB, SECRET, Line, frame, joined, joining, served, stranger, together
 
-from hvdlite import _called, _handshake, _store, _wire, links
-from hvdlite.discovery import Place
+from hvdlite import transport
 from hvdlite.errors import HvdError, HvdInitError
-from hvdlite.launcher import desk
-from hvdlite.links import address as places
-from hvdlite.links import rendezvous
-from hvdlite.links.job import JobLinks
+from hvdlite.executors import worker
+from hvdlite.launcher import function_server
+from hvdlite.rendezvous import standalone_store, store_client
+from hvdlite.rendezvous.discovery import Place
+from hvdlite.security import framing, handshake
+from hvdlite.transport import address as places
+from hvdlite.transport.mesh import JobLinks
 
 
 def test_a_store_behind_a_relay_is_refused():
     with served(1) as store, Relay(store.address) as relay:
         with pytest.raises(HvdInitError, match=r"rank 0: the store at 127.*connection is not direct.*\[HVD127\]"):
-            _store.connect(*relay.address, SECRET, rank=0, size=1, version="1", wire=1, timeout=5)
+            store_client.connect(*relay.address, SECRET, rank=0, size=1, version="1", wire=1, timeout=5)
         assert relay.seen == 1 and not store.aborts
         assert store.connect(0, 1).job == JOB  # and nobody is the worse for it
 
@@ -33,7 +35,7 @@ def test_a_rank_behind_a_relay_is_refused():
         with Relay((end.ip, end.port)) as relay:
             astray = places.unpack(made[0].address)._replace(ends=(places.End(*relay.address),))
             with pytest.raises(HvdInitError, match=r"rank 0 at .* refuses .*connection is not direct.*NAT"):
-                links.connect(made[1], {0: places.pack(astray)}, "relayed", soon())
+                transport.connect(made[1], {0: places.pack(astray)}, "relayed", soon())
         assert not made[0]._kept
 
 
@@ -42,11 +44,11 @@ def test_ends_are_the_same_however_an_address_is_spelt():
         near = socket.create_connection(("127.0.0.1", server.getsockname()[1]))
         far, _ = server.accept()
         with near, far:
-            assert _handshake.ends_of(near, connects=True) == _handshake.ends_of(far, connects=False)
-            assert "127.0.0.1:" in _handshake.passed_on(*[_handshake.ends_of(near, connects=True)] * 2)
+            assert handshake.ends_of(near, connects=True) == handshake.ends_of(far, connects=False)
+            assert "127.0.0.1:" in handshake.passed_on(*[handshake.ends_of(near, connects=True)] * 2)
     one, other = socket.socketpair()
     with one, other:
-        assert _handshake.ends_of(one, connects=True) == bytes(_handshake.ENDS_BYTES)
+        assert handshake.ends_of(one, connects=True) == bytes(handshake.ENDS_BYTES)
 
 
 def test_an_older_or_newer_hvdlite_is_told_apart_from_a_wrong_secret():
@@ -54,7 +56,7 @@ def test_an_older_or_newer_hvdlite_is_told_apart_from_a_wrong_secret():
     thread = threading.Thread(target=lambda: server.accept()[0].sendall(b"hvdlite1" + bytes(32)))
     thread.start()
     with server, pytest.raises(HvdInitError, match="not a store of this hvdlite: install the same version"):
-        _store.connect(*server.getsockname(), SECRET, rank=0, size=1, version="1", wire=1, timeout=5)
+        store_client.connect(*server.getsockname(), SECRET, rank=0, size=1, version="1", wire=1, timeout=5)
     thread.join(SECONDS)
 
 
@@ -63,12 +65,12 @@ def test_ports_of_others_are_passed_over_and_a_relay_is_called_one():
         foreign = threading.Thread(target=lambda: silent.accept()[0].close())
         foreign.start()
         tried = [relay.address[1], silent.getsockname()[1], store.address[1]]
-        assert rendezvous._seek(1, "127.0.0.1", tried, SECRET, 20, {}, "") == ("127.0.0.1", store.address[1])
+        assert standalone_store._seek(1, "127.0.0.1", tried, SECRET, 20, {}, "") == ("127.0.0.1", store.address[1])
         foreign.join(SECONDS)
         with pytest.raises(
             HvdInitError, match=rf"ports {relay.address[1]}: the store at that port: the connection is not direct"
         ):
-            rendezvous._seek(1, "127.0.0.1", tried[:1], SECRET, 0.5, {}, "")
+            standalone_store._seek(1, "127.0.0.1", tried[:1], SECRET, 0.5, {}, "")
 
 
 def test_a_stranger_at_the_first_address_of_a_name_hides_no_store(monkeypatch):
@@ -76,21 +78,24 @@ def test_a_stranger_at_the_first_address_of_a_name_hides_no_store(monkeypatch):
         ends = [
             (socket.AF_INET, socket.SOCK_STREAM, 6, "", (ip, store.address[1])) for ip in ("127.0.0.2", "127.0.0.1")
         ]
-        monkeypatch.setattr(rendezvous.socket, "getaddrinfo", lambda *_, **__: ends)
+        monkeypatch.setattr(standalone_store.socket, "getaddrinfo", lambda *_, **__: ends)
         foreign = threading.Thread(target=lambda: stranger.accept()[0].sendall(b"SSH-2.0-OpenSSH_9.2\r\n" + bytes(64)))
         foreign.start()
-        assert rendezvous._seek(1, "node", [store.address[1]], SECRET, 20, {}, "") == ("127.0.0.1", store.address[1])
+        assert standalone_store._seek(1, "node", [store.address[1]], SECRET, 20, {}, "") == (
+            "127.0.0.1",
+            store.address[1],
+        )
         foreign.join(SECONDS)
 
 
 @pytest.mark.parametrize("nodes, looks_at", [("here", "127.0.0.1"), ("here,there", "here")])
 def test_ranks_of_one_node_meet_at_home_whatever_its_name_leads_to(monkeypatch, nodes, looks_at):
     seen = []
-    monkeypatch.setattr(rendezvous, "_seek", lambda rank, node, *_: seen.append(node) or (node, 1))
-    monkeypatch.setattr(rendezvous, "_known", {})
+    monkeypatch.setattr(standalone_store, "_seek", lambda rank, node, *_: seen.append(node) or (node, 1))
+    monkeypatch.setattr(standalone_store, "_known", {})
     environ = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_STEP_NODELIST": nodes}
     values = {"store_addr": None, "store_port": None, "secret_key": SECRET, "start_timeout": 1.0}
-    rendezvous.found(Place(1, 2, 1, 2, 0, 1, "Slurm"), environ, values)
+    standalone_store.found(Place(1, 2, 1, 2, 0, 1, "Slurm"), environ, values)
     assert seen == [looks_at]
 
 
@@ -98,10 +103,10 @@ def test_ranks_of_one_node_meet_at_home_whatever_its_name_leads_to(monkeypatch, 
 def test_what_a_rank_has_not_sent_ends_its_connection_and_the_job_with_a_text(how):
     with served(2) as store:
         one, other = joined(store)
-        one.sendall(changes(one.session, _wire.ALLGATHER, _wire.pack_round(1, b"mine"))[how])
+        one.sendall(changes(one.session, framing.ALLGATHER, framing.pack_round(1, b"mine"))[how])
         kind, body = frame(other)
-        culprit, _, text = _wire.unpack_end(body)
-        assert (kind, culprit) == (_wire.LOST, 0) and SEEN in text, text
+        culprit, _, text = framing.unpack_end(body)
+        assert (kind, culprit) == (framing.LOST, 0) and SEEN in text, text
         assert store.slowest_turn < 1.0
 
 
@@ -110,29 +115,29 @@ def test_a_frame_that_is_repeated_is_seen():
         one = stranger(store, True)
         said = one.session.pack(*joining(0, size=1))
         one.sendall(said)
-        assert frame(one)[0] == _wire.JOINED
+        assert frame(one)[0] == framing.JOINED
         one.sendall(said)
         kind, body = frame(one)
-        assert kind == _wire.REFUSED and b"frame 1 is not what the other end sent" in body
+        assert kind == framing.REFUSED and b"frame 1 is not what the other end sent" in body
 
 
 def test_a_rank_whose_connection_ends_within_a_frame_is_lost_and_that_is_told():
     with served(2) as store:
         one, other = joined(store)
-        one.sendall(one.session.pack(_wire.ALLGATHER, _wire.pack_round(1, b"mine"))[:-1])
+        one.sendall(one.session.pack(framing.ALLGATHER, framing.pack_round(1, b"mine"))[:-1])
         one.close()
         kind, body = frame(other)
-        culprit, _, text = _wire.unpack_end(body)
-        assert (kind, culprit) == (_wire.LOST, 0) and "the connection ended within frame 1" in text, text
+        culprit, _, text = framing.unpack_end(body)
+        assert (kind, culprit) == (framing.LOST, 0) and "the connection ended within frame 1" in text, text
 
 
 def test_a_call_that_ends_within_a_frame_is_no_call():
     near, far = socket.socketpair()
     with near, far:
-        far.sendall(_wire.Session(SECRET, bytes(32)).pack(desk.CALL, b"f(1)")[:-1])
+        far.sendall(framing.Session(SECRET, bytes(32)).pack(function_server.CALL, b"f(1)")[:-1])
         far.shutdown(socket.SHUT_WR)
-        with pytest.raises(_wire.WireError, match=r"ended within frame 0: .*\[HVD458\]"):
-            _called._fetched(near, _wire.Session(bytes(32), SECRET))
+        with pytest.raises(framing.WireError, match=r"ended within frame 0: .*\[HVD458\]"):
+            worker._fetched(near, framing.Session(bytes(32), SECRET))
 
 
 @pytest.mark.parametrize("how", CHANGES)
@@ -142,16 +147,16 @@ def test_what_the_store_has_not_sent_is_an_error_of_the_rank(how):
 
     def pretend():
         sock = Line(server.accept()[0])
-        greeting = _handshake.greeting()
+        greeting = handshake.greeting()
         sock.sendall(greeting)
-        answer = sock.recv(_handshake.ANSWER_BYTES, socket.MSG_WAITALL)
-        ends = _handshake.ends_of(sock.sock, connects=False)
-        verdict, sock.session = _handshake.judge(SECRET, _handshake.STORE, ends, greeting, answer)
+        answer = sock.recv(handshake.ANSWER_BYTES, socket.MSG_WAITALL)
+        ends = handshake.ends_of(sock.sock, connects=False)
+        verdict, sock.session = handshake.judge(SECRET, handshake.STORE, ends, greeting, answer)
         sock.sendall(verdict)
-        assert frame(sock)[0] == _wire.JOIN
-        sock.say(_wire.JOINED, b'{"epoch": 0, "job": 7}')
-        assert frame(sock)[0] == _wire.ALLGATHER
-        sock.sendall(changes(sock.session, _wire.GATHERED, _wire.pack_gathered(1, [b"theirs"]))[how])
+        assert frame(sock)[0] == framing.JOIN
+        sock.say(framing.JOINED, b'{"epoch": 0, "job": 7}')
+        assert frame(sock)[0] == framing.ALLGATHER
+        sock.sendall(changes(sock.session, framing.GATHERED, framing.pack_gathered(1, [b"theirs"]))[how])
         with contextlib.suppress(ConnectionError):
             while sock.recv(4096):
                 pass
@@ -159,7 +164,7 @@ def test_what_the_store_has_not_sent_is_an_error_of_the_rank(how):
 
     def rank():
         with server:
-            store = _store.connect(*server.getsockname(), SECRET, rank=0, size=1, version="1", wire=1, timeout=20)
+            store = store_client.connect(*server.getsockname(), SECRET, rank=0, size=1, version="1", wire=1, timeout=20)
             with pytest.raises(HvdError, match=r"rank 0: the store sent invalid data: .*\[HVD(458|112)\]"):
                 store.allgather(b"mine")
             assert store.fileno() == -1  # nothing that comes over it is believed any more
@@ -180,9 +185,9 @@ def test_who_is_in_the_middle_of_a_handshake_of_old_would_read_and_write(monkeyp
             return chunk.replace(b"a job", b"evil!")
         return chunk
 
-    monkeypatch.setattr(_handshake, "ends_of", lambda sock, connects: bytes(_handshake.ENDS_BYTES))
+    monkeypatch.setattr(handshake, "ends_of", lambda sock, connects: bytes(handshake.ENDS_BYTES))
     with served(1) as store, Relay(store.address, down=down) as relay:
-        mine = _store.connect(*relay.address, SECRET, rank=0, size=1, version="1", wire=1, timeout=5)
+        mine = store_client.connect(*relay.address, SECRET, rank=0, size=1, version="1", wire=1, timeout=5)
         began = time.monotonic()
         with pytest.raises(HvdInitError, match=r"invalid data: frame 1 .*\[HVD458\]"):
             mine.allgather(b"a job")
@@ -215,7 +220,7 @@ def test_streams_have_keys_that_both_ends_and_nobody_else_know():
     with listeners(3) as made:
         outcomes = together(
             3,
-            lambda rank: links.connect(
+            lambda rank: transport.connect(
                 made[rank], {r: a for r, a in addresses(made).items() if r != rank}, "keys", soon()
             ),
         )

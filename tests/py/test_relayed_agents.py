@@ -12,22 +12,23 @@ from linking import SECONDS, soon
 from relaying import CHANGES, SEEN, Relay, changes, mustering
 from storing import SECRET
 
-from hvdlite import _handshake, _strangers
-from hvdlite.launcher import agent, muster
-from hvdlite.launcher.branch import reported
+from hvdlite.launcher.agent import agent
+from hvdlite.launcher.control import registration
+from hvdlite.launcher.control.agent_link import reported
+from hvdlite.security import connection_limits, handshake
 
 
 def test_a_launcher_behind_a_relay_is_refused():
     with mustering() as (place, arrivals), Relay(place.address) as relay:
-        with pytest.raises(muster.ReportError, match="connection is not direct"):
-            muster.report(relay.address, SECRET, {"host": 1}, soon(5))
+        with pytest.raises(registration.ReportError, match="connection is not direct"):
+            registration.report(relay.address, SECRET, {"host": 1}, soon(5))
         assert relay.seen == 1 and not arrivals
 
 
 def test_a_stranger_that_speaks_while_it_makes_room_for_another_ends_nothing(monkeypatch):
     """Both are news in one turn: of the oldest, which is dropped for the newest, nothing is left to be read."""
-    monkeypatch.setattr(_strangers, "STRANGERS_MAX", 3)
-    place = muster.Muster(SECRET, "127.0.0.1")
+    monkeypatch.setattr(connection_limits, "STRANGERS_MAX", 3)
+    place = registration.Muster(SECRET, "127.0.0.1")
     held = []
     try:
         for count in range(1, 4):
@@ -39,7 +40,7 @@ def test_a_stranger_that_speaks_while_it_makes_room_for_another_ends_nothing(mon
             sock.sendall(b"hvd")
         time.sleep(0.05)
         assert place.turn() == [] and len(place._strangers) == 3
-        assert held[0].recv(200, socket.MSG_WAITALL)[:8] == _handshake.MAGIC  # and then the end
+        assert held[0].recv(200, socket.MSG_WAITALL)[:8] == handshake.MAGIC  # and then the end
     finally:
         place.close()
         for sock in held:
@@ -53,24 +54,24 @@ def test_a_launcher_that_speaks_byte_by_byte_is_not_waited_for_longer_than_any()
     def drip():
         sock, _ = server.accept()
         with sock, contextlib.suppress(OSError):
-            for byte in _handshake.MAGIC + bytes(100):
+            for byte in handshake.MAGIC + bytes(100):
                 sock.sendall(bytes((byte,)))
                 time.sleep(0.2)
 
     thread = threading.Thread(target=drip)
     thread.start()
     began = time.monotonic()
-    with server, pytest.raises(muster.ReportError, match=r"no launcher answers at 127.*\[HVD110\]"):
-        muster.report(server.getsockname(), SECRET, {"host": 1}, soon(1))
+    with server, pytest.raises(registration.ReportError, match=r"no launcher answers at 127.*\[HVD110\]"):
+        registration.report(server.getsockname(), SECRET, {"host": 1}, soon(1))
     assert time.monotonic() - began < 15  # not the 20 s of all his bytes
     thread.join(SECONDS)
 
 
 def test_a_handshake_of_a_store_is_worth_nothing_to_a_launcher():
     """Both have the job's secret."""
-    raised = pytest.raises(_handshake.HandshakeError)
+    raised = pytest.raises(handshake.HandshakeError)
     with mustering() as (place, arrivals), socket.create_connection(place.address, timeout=SECONDS) as sock, raised:
-        _handshake.shake_hands(sock, SECRET, _handshake.STORE, soon())
+        handshake.shake_hands(sock, SECRET, handshake.STORE, soon())
     assert not arrivals
 
 
@@ -79,7 +80,7 @@ def branching():
     """The Branch of an agent that has reported, and the agent's ends: {stream: (socket, session)}."""
     with mustering() as (place, arrivals):
         hello = {"silence": 5}
-        far = {name: muster.report(place.address, SECRET, hello, soon()) for name in ("control", "output")}
+        far = {name: registration.report(place.address, SECRET, hello, soon()) for name in ("control", "output")}
         end = soon()
         while len(arrivals) < 2:
             assert time.monotonic() < end
@@ -164,7 +165,7 @@ def test_output_that_ends_before_its_ranks_do_is_told_whatever_control_has_said_
 
 MEDDLING = """
 import socket, sys
-from hvdlite.launcher import agent, cli
+from hvdlite.launcher.agent import agent; from hvdlite.launcher import cli
 emit, how = agent.Agent._emit, sys.argv[1]
 del sys.argv[1:5]  # and how the launcher is started otherwise
 

@@ -23,9 +23,9 @@ from ranks import as_ranks
 from test_hosts_collectives import passes
 
 import hvdlite as hvd
-from hvdlite._curve import MESSAGE_MAX, Keys
 from hvdlite.rpc import calls
 from hvdlite.rpc.messages import BODY_MAX, pickled
+from hvdlite.security.curve import MESSAGE_MAX, Keys
 
 heard = []
 

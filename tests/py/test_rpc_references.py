@@ -13,8 +13,8 @@ from ranks import as_ranks
 from test_rpc import Box, Ends, fails, items, kept, same
 
 import hvdlite as hvd
-from hvdlite._curve import MESSAGE_MAX
 from hvdlite.rpc import calls
+from hvdlite.security.curve import MESSAGE_MAX
 
 
 def partly(first, refs):

@@ -17,8 +17,8 @@ import pytest
 from relaying import turning
 
 import hvdlite
-from hvdlite import running
-from hvdlite.launcher import desk
+from hvdlite.executors import run
+from hvdlite.launcher import function_server
 
 SECONDS = 300
 HOROVODS = (
@@ -144,7 +144,7 @@ def test_a_failure_names_its_rank_and_has_its_traceback(how, code, cause, says, 
     error = caught.value
     assert error.rank == 1 and isinstance(error, RuntimeError) and type(error.__cause__) is cause
     assert re.match(says, str(error), re.DOTALL), str(error)
-    assert "_called.py" not in str(error) or how == "result"
+    assert "hvdlite/executors/worker.py" not in str(error) or how == "result"
     assert error.exit_code == code or code is None
     said = capsys.readouterr().err
     assert how != "raise" or re.search(r"rank 1 .* raised KeyError: 'absent' \(test_run.py:\d+\)", said), said
@@ -168,7 +168,7 @@ def test_a_failure_names_its_rank_and_has_its_traceback(how, code, cause, says, 
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_starts(words, error, says, monkeypatch):
-    monkeypatch.setattr(running._Call, "_attend", None)
+    monkeypatch.setattr(run._Call, "_attend", None)
     with pytest.raises(error, match=says):
         hvdlite.run(**{"func": sums, **words})
 
@@ -203,8 +203,8 @@ def seen_secrets():
     """Keys of the call that this rank can see, but for those in memory and in /proc/self/environ."""
     shown = b"".join(_words())
     with open("/proc/self/environ", "rb") as file:
-        (key,) = re.findall(desk.KEY.encode() + rb"=([0-9a-f]{64})", file.read())
-    return desk.KEY in os.environ, key in shown, key.decode()
+        (key,) = re.findall(function_server.KEY.encode() + rb"=([0-9a-f]{64})", file.read())
+    return function_server.KEY in os.environ, key in shown, key.decode()
 
 
 def _words():
@@ -269,41 +269,43 @@ class Caller(launching.Launch):
 def test_a_desk_serves_only_who_proves_the_key_and_each_rank_once():
     import socket
 
-    from hvdlite import _called
-    from hvdlite.launcher import muster
+    from hvdlite.executors import worker
+    from hvdlite.launcher.control import registration
 
     key, call = os.urandom(32), os.urandom(5 << 19)
 
     def came(rank, with_key=key):
-        return muster.report(place.address, with_key, {"rank": rank, "pid": 5, "host": "h"}, time.monotonic() + 30)
+        return registration.report(
+            place.address, with_key, {"rank": rank, "pid": 5, "host": "h"}, time.monotonic() + 30
+        )
 
-    with turning(desk.Desk(key, "127.0.0.1", 3, call)) as (place, _):
+    with turning(function_server.Desk(key, "127.0.0.1", 3, call)) as (place, _):
         noise = socket.create_connection(place.address)
         noise.sendall(os.urandom(4096))
-        with pytest.raises(muster.ReportError, match="another secret"):
+        with pytest.raises(registration.ReportError, match="another secret"):
             came(0, bytes(32))
         links = {rank: came(rank) for rank in (0, 1, 2)}
         for rank in (0, 7, -1, "x", None):  # has come already, or cannot be
             with came(rank)[0] as stranger:
                 stranger.settimeout(30)
                 assert stranger.recv(1) == b""
-        for rank, kind, body in ((1, desk.RETURNED, b"y" * 3000000), (0, 9, b"")):
+        for rank, kind, body in ((1, function_server.RETURNED, b"y" * 3000000), (0, 9, b"")):
             link, session = links[rank]
             link.settimeout(30)
-            assert _called._fetched(link, session) == call
-            for frame in desk.frames(session, kind, body):
+            assert worker._fetched(link, session) == call
+            for frame in function_server.frames(session, kind, body):
                 link.sendall(frame)
             assert link.recv(1) == b""  # served
             link.close()
         noise.close()
         link, session = links[2]
-        link.sendall(next(desk.frames(session, desk.RETURNED, b"half"))[:-1])
+        link.sendall(next(function_server.frames(session, function_server.RETURNED, b"half"))[:-1])
         link.shutdown(socket.SHUT_WR)
         link.close()
         while len(place.answers) < 3:
             time.sleep(0.01)
     told = [(each.rank, each.kind, len(each.body)) for each in place.answers[:2]]
-    assert told == [(1, desk.RETURNED, 3000000), (0, 0, 0)]
+    assert told == [(1, function_server.RETURNED, 3000000), (0, 0, 0)]
     assert place.answers[2][:2] == (2, 0) and b"the connection ended within frame 1" in place.answers[2].body
     assert place.answers[0].who == "(h, pid 5)"
 

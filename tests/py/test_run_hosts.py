@@ -66,7 +66,7 @@ def test_the_desk_listens_where_the_hosts_meet_only(hosts, path):
     import hvdlite
     def f():
         return None
-    from hvdlite.launcher import desk
+    from hvdlite.launcher import function_server as desk
     class Told(desk.Desk):
         def __init__(self, *words):
             super().__init__(*words)

@@ -8,8 +8,9 @@ import pytest
 from ranks import as_ranks
 
 import hvdlite.numpy as hvd
-from hvdlite import _bytes, _sealed
+from hvdlite._core import byte_exchange
 from hvdlite.errors import HvdNotInitializedError, HvdPeerLostError
+from hvdlite.security import signed_pickle
 
 SECRET = bytes(range(32))
 WHAT = "broadcast_object 'x' in process set 0"
@@ -17,7 +18,7 @@ WHAT = "broadcast_object 'x' in process set 0"
 
 def pair(secret=SECRET, job=7, epoch=0):
     """The seals of ranks 0 and 1."""
-    return _sealed.Seals(SECRET, 7, 0, 0), _sealed.Seals(secret, job, epoch, 1)
+    return signed_pickle.Seals(SECRET, 7, 0, 0), signed_pickle.Seals(secret, job, epoch, 1)
 
 
 @pytest.mark.parametrize("body", [b"", b"x", bytes(1000), b"abc" * 100_000])
@@ -25,12 +26,12 @@ def test_what_was_sealed_is_opened_in_place(body):
     one, other = pair()
     for _ in range(3):
         block = one.sealed(WHAT, body)
-        assert len(block) == _sealed.SEAL_BYTES + len(body)
+        assert len(block) == signed_pickle.SEAL_BYTES + len(body)
         found = other.opened(WHAT, 0, block)
         assert found == body and found.obj is block
 
 
-@pytest.mark.parametrize("at", range(_sealed.SEAL_BYTES + 4))
+@pytest.mark.parametrize("at", range(signed_pickle.SEAL_BYTES + 4))
 def test_a_changed_byte_is_seen_wherever_it_is(at):
     one, other = pair()
     block = one.sealed(WHAT, b"body")
@@ -57,7 +58,7 @@ def test_a_seal_is_for_one_purpose_of_one_sender_once():
         (WHAT, 2, block),
         (WHAT, 0, block + b"\0"),
         (WHAT, 0, block[:-1]),
-        (WHAT, 0, block[: _sealed.SEAL_BYTES - 1]),
+        (WHAT, 0, block[: signed_pickle.SEAL_BYTES - 1]),
         (WHAT, 0, bytearray()),
     ):
         with pytest.raises(HvdPeerLostError):
@@ -75,10 +76,10 @@ def test_numbers_may_come_out_of_order_and_memory_is_bounded():
     for block in blocks:
         with pytest.raises(HvdPeerLostError):
             other.opened(WHAT, 0, block)
-    for _ in range(2 * _sealed._REMEMBERED):
+    for _ in range(2 * signed_pickle._REMEMBERED):
         last = one.sealed(WHAT, b"")
         other.opened(WHAT, 0, last)
-    assert len(other._senders[0].above) <= _sealed._REMEMBERED
+    assert len(other._senders[0].above) <= signed_pickle._REMEMBERED
     for block in (blocks[0], last):
         with pytest.raises(HvdPeerLostError):
             other.opened(WHAT, 0, block)
@@ -96,9 +97,9 @@ def test_objects_of_threads_with_names_of_their_own_are_all_opened():
 
 
 def test_objects_need_init(monkeypatch):
-    monkeypatch.setattr(_sealed, "_current", None)
+    monkeypatch.setattr(signed_pickle, "_current", None)
     with pytest.raises(HvdNotInitializedError):
-        _sealed.current()
+        signed_pickle.current()
 
 
 class Bomb:
@@ -119,7 +120,7 @@ def test_what_somebody_on_the_way_puts_in_the_place_of_an_object_is_never_unpick
     """The bytes of a broadcast and of an allgather are replaced as they arrive."""
     evil = pickle.dumps(Bomb())
     assert hvd.broadcast_object({"a": 1}, root_rank=1) == {"a": 1}
-    true_broadcast, true_allgather = _bytes.broadcast_bytes, _bytes.allgather_bytes
+    true_broadcast, true_allgather = byte_exchange.broadcast_bytes, byte_exchange.allgather_bytes
 
     def broadcast(block, *given):
         true_broadcast(block, *given)
@@ -128,9 +129,9 @@ def test_what_somebody_on_the_way_puts_in_the_place_of_an_object_is_never_unpick
 
     def allgather(*given):
         parts = true_allgather(*given)
-        return parts if hvd.rank() != 2 else [parts[0], parts[1][: _sealed.SEAL_BYTES] + evil, parts[2]]
+        return parts if hvd.rank() != 2 else [parts[0], parts[1][: signed_pickle.SEAL_BYTES] + evil, parts[2]]
 
-    _bytes.broadcast_bytes, _bytes.allgather_bytes = broadcast, allgather
+    byte_exchange.broadcast_bytes, byte_exchange.allgather_bytes = broadcast, allgather
     try:
         for call in (lambda: hvd.broadcast_object("x" * 500, root_rank=1), lambda: hvd.allgather_object(hvd.rank())):
             if hvd.rank() == 2:
@@ -139,30 +140,30 @@ def test_what_somebody_on_the_way_puts_in_the_place_of_an_object_is_never_unpick
             else:
                 assert call() in ("x" * 500, [0, 1, 2])
     finally:
-        _bytes.broadcast_bytes, _bytes.allgather_bytes = true_broadcast, true_allgather
+        byte_exchange.broadcast_bytes, byte_exchange.allgather_bytes = true_broadcast, true_allgather
     assert Bomb.exploded == 0
     assert hvd.allreduce(np.ones(1), op=hvd.Sum)[0] == 3  # the job is none the worse
 
 
 @as_ranks(3)
 def test_a_length_that_somebody_has_changed_allocates_nothing():
-    true = _bytes.broadcast_bytes
+    true = byte_exchange.broadcast_bytes
 
     def broadcast(block, *given):
         true(block, *given)
         if hvd.rank() == 2 and len(block) == 32:
             block[24:] = b"\xff" * 8
 
-    _bytes.broadcast_bytes = broadcast
+    byte_exchange.broadcast_bytes = broadcast
     try:
         if hvd.rank() == 2:
             with pytest.raises(HvdPeerLostError, match="rank 0 for the length of broadcast_object 'it'"):
                 hvd.broadcast_object(None, name="it")
-            true(bytearray(len(pickle.dumps(5)) + _sealed.SEAL_BYTES), 0, "broadcast_object.it")
+            true(bytearray(len(pickle.dumps(5)) + signed_pickle.SEAL_BYTES), 0, "broadcast_object.it")
         else:
             assert hvd.broadcast_object(5 if hvd.rank() == 0 else None, name="it") == 5
     finally:
-        _bytes.broadcast_bytes = true
+        byte_exchange.broadcast_bytes = true
 
 
 @as_ranks(3)

@@ -18,8 +18,9 @@ from hosts_sshd import empty_within
 from launching import RUN, SECONDS, Launch, launch
 
 from hvdlite.errors import HvdInitError
-from hvdlite.launcher import muster, ssh
-from hvdlite.links import rendezvous
+from hvdlite.launcher.control import registration
+from hvdlite.launcher.starters import ssh
+from hvdlite.rendezvous import standalone_store
 
 MEET = """
 import hvdlite.numpy as hvd, numpy, os, sys
@@ -125,8 +126,8 @@ def test_a_dry_run_shows_no_secret():
 
 def test_a_hosts_report_is_parsed_only_after_its_proof(monkeypatch):
     read = []
-    monkeypatch.setattr(muster.json, "loads", lambda text: read.append(text))
-    place = muster.Muster(bytes(32), "127.0.0.1")
+    monkeypatch.setattr(registration.json, "loads", lambda text: read.append(text))
+    place = registration.Muster(bytes(32), "127.0.0.1")
     try:
         with socket.create_connection(place.address) as stranger:
             stranger.sendall(os.urandom(64) + b"\0\0\0\x0c\x01" + b'{"host": 1}')
@@ -148,14 +149,14 @@ def test_a_hosts_report_is_parsed_only_after_its_proof(monkeypatch):
 
 def test_a_key_that_others_may_read_is_refused(tmp_path):
     environ = {"XDG_CONFIG_HOME": str(tmp_path)}
-    key = rendezvous._secret(environ, 0, one_host=False)
-    assert rendezvous._secret(environ, 0, one_host=False) == key and len(key) == 32
+    key = standalone_store._secret(environ, 0, one_host=False)
+    assert standalone_store._secret(environ, 0, one_host=False) == key and len(key) == 32
     path = tmp_path / "hvdlite" / "key"
     assert stat.S_IMODE(path.stat().st_mode) == 0o600 and not opened(tmp_path)
     for mode in (0o644, 0o620, 0o602):
         path.chmod(mode)
         with pytest.raises(HvdInitError, match="chmod 600"):
-            rendezvous._secret(environ, 0, one_host=False)
+            standalone_store._secret(environ, 0, one_host=False)
 
 
 def test_the_users_own_strictness_wins_over_ours():

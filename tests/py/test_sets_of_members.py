@@ -9,8 +9,9 @@ import pytest
 from ranks import as_ranks
 
 import hvdlite as hvd
-from hvdlite import _core, process_set
-from hvdlite.process_set import open_among
+from hvdlite import _core
+from hvdlite.process_sets import process_set
+from hvdlite.process_sets.process_set import open_among
 
 
 def meeting(folder, ranks, title=""):

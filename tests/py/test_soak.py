@@ -15,7 +15,7 @@ import numpy as np
 from ranks import as_ranks
 
 import hvdlite.numpy as hvd
-from hvdlite._core import kept
+from hvdlite.system import bounded_cache
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -84,9 +84,9 @@ def test_a_thousand_process_sets_leave_nothing():
 
 
 def test_what_is_kept_is_bounded_and_the_oldest_goes(monkeypatch):
-    monkeypatch.setattr(kept, "KEPT", 3)
+    monkeypatch.setattr(bounded_cache, "KEPT", 3)
     known = OrderedDict()
     for number in range(5):
-        kept.remember(known, f"tensor {number}", number)
-    kept.remember(known, "tensor 2", 22)
+        bounded_cache.remember(known, f"tensor {number}", number)
+    bounded_cache.remember(known, "tensor 2", 22)
     assert list(known.items()) == [("tensor 2", 22), ("tensor 3", 3), ("tensor 4", 4)]

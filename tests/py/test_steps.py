@@ -113,9 +113,14 @@ def test_a_change_gives_the_steps_that_it_can_reach(monkeypatch, capsys):
     monkeypatch.setattr(steps.changed, "graph", lambda tree: readers)
     monkeypatch.setattr(steps.durations, "known", lambda test: 8.0)
     for path, kind, names, tests in (  # apart: this file shall not be one that names them
-        ("launcher/slurm", ".py", "ruff format mypy house pytest", "tests/py/test_launcher_slurm"),
-        ("csrc/coord/vote", ".c", "clang-format house address,undefined", "ONLY='coord_finite coord_fuzz coord_learn"),
-        ("hvdlite/_store", ".py", "ruff format mypy house pytest", "tests/py/test_store"),
+        ("launcher/starters/slurm", ".py", "ruff format mypy house pytest", "tests/py/test_launcher_slurm"),
+        (
+            "csrc/negotiation/vote",
+            ".c",
+            "clang-format house address,undefined",
+            "ONLY='negotiation_finite negotiation_fuzz",
+        ),
+        ("hvdlite/rendezvous/store_client", ".py", "ruff format mypy house pytest", "tests/py/test_store"),
         ("LICENSE", "", "house", "tests/test_house"),
     ):
         since = ("HEAD", [path + kind])

@@ -9,8 +9,9 @@ from linking import SECRET
 from ranks import everything
 from storing import JOB, SECONDS, frame, joined, joining, served, stranger, together
 
-from hvdlite import _store, _wire
 from hvdlite.errors import HvdInitError, HvdPeerLostError
+from hvdlite.rendezvous import store_client
+from hvdlite.security import framing
 
 
 @pytest.mark.parametrize("size", [1, 3, 16, *everything(2, 7)])
@@ -127,13 +128,13 @@ def test_a_rank_that_never_joins_tells_the_store_itself_how_it_has_ended():
     text = "rank 1 (pid 9 on b) returned from its function"
     with served(2) as store:
         for impossible in (-1, 2):
-            _store.ended(*store.address, SECRET, impossible, text, SECONDS)
-        _store.ended(*store.address, b"another secret" * 3, 1, text, SECONDS)
-        timer = threading.Timer(0.2, _store.ended, (*store.address, SECRET, 1, text, SECONDS))
+            store_client.ended(*store.address, SECRET, impossible, text, SECONDS)
+        store_client.ended(*store.address, b"another secret" * 3, 1, text, SECONDS)
+        timer = threading.Timer(0.2, store_client.ended, (*store.address, SECRET, 1, text, SECONDS))
         timer.start()
         lost(together(2, lambda rank: None if rank else store.connect(0, 2))[0], f"{text} and did not call init")
         timer.join()
-    _store.ended(*store.address, SECRET, 1, text, 0.2)  # nobody is there any more
+    store_client.ended(*store.address, SECRET, 1, text, 0.2)  # nobody is there any more
 
 
 def test_who_joins_after_a_rank_has_ended_hears_of_it_at_once():
@@ -164,7 +165,7 @@ def test_a_rank_that_ends_after_bye_is_no_loss_until_somebody_waits_for_it():
 def test_a_member_that_left_is_not_reported_lost_in_its_epoch():
     with served(2) as store:
         one, other = joined(store)
-        other.say(_wire.BYE)
+        other.say(framing.BYE)
         assert frame(other) is None
         store.rank_ended(1, "rank 1 exited with code 0")
         one.settimeout(0.5)
@@ -189,14 +190,14 @@ def test_an_abort_record_reaches_the_launcher_and_all_others():
 
 
 def test_the_text_of_an_abort_record_is_cut_between_characters():
-    body = _wire.pack_end(3, -5, "x" + "é" * 2000)
-    assert len(body) <= 8 + _wire.TEXT_MAX
-    culprit, code, text = _wire.unpack_end(body)
-    assert (culprit, code) == (3, -5) and text == "x" + "é" * ((_wire.TEXT_MAX - 1) // 2)
-    text = _wire.unpack_end(_wire.pack_end(3, -5, "x" + "é" * 2000 + " [HVD450]"))[2]
-    assert len(text.encode()) <= _wire.TEXT_MAX and text == "x" + "é" * ((_wire.TEXT_MAX - 10) // 2) + " [HVD450]"
-    for whole in ("x [HVD450]", "x" * (_wire.TEXT_MAX - 9) + " [HVD450]"):
-        assert _wire.unpack_end(_wire.pack_end(3, -5, whole))[2] == whole
+    body = framing.pack_end(3, -5, "x" + "é" * 2000)
+    assert len(body) <= 8 + framing.TEXT_MAX
+    culprit, code, text = framing.unpack_end(body)
+    assert (culprit, code) == (3, -5) and text == "x" + "é" * ((framing.TEXT_MAX - 1) // 2)
+    text = framing.unpack_end(framing.pack_end(3, -5, "x" + "é" * 2000 + " [HVD450]"))[2]
+    assert len(text.encode()) <= framing.TEXT_MAX and text == "x" + "é" * ((framing.TEXT_MAX - 10) // 2) + " [HVD450]"
+    for whole in ("x [HVD450]", "x" * (framing.TEXT_MAX - 9) + " [HVD450]"):
+        assert framing.unpack_end(framing.pack_end(3, -5, whole))[2] == whole
 
 
 def test_missing_ranks_are_named_at_the_time_limit():
@@ -234,10 +235,10 @@ def test_a_second_process_of_a_rank_is_refused_and_both_are_named():
         second = stranger(store, True)
         second.say(*joining(1, pid=222))
         kind, body = frame(second)
-        assert kind == _wire.REFUSED and b"111" in body and b"222" in body and b"rank 1" in body
+        assert kind == framing.REFUSED and b"111" in body and b"222" in body and b"rank 1" in body
         assert frame(second) is None
         mine = store.connect(0, 2)  # the first goes on
-        assert frame(first)[0] == _wire.JOINED
+        assert frame(first)[0] == framing.JOINED
         mine.bye()
 
 

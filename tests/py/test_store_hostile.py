@@ -13,10 +13,10 @@ from linking import ends
 from ranks import environment, everything
 from storing import JOB, SECONDS, SECRET, exactly, frame, joined, joining, served, stranger, together
 
-from hvdlite import _handshake, _strangers, _wire
-from hvdlite.launcher import store as server
+from hvdlite.launcher.store import server
+from hvdlite.security import connection_limits, framing, handshake
 
-REJECTED = bytes((_handshake.UNKNOWN,)).ljust(_handshake.VERDICT_BYTES, b"\0")
+REJECTED = bytes((handshake.UNKNOWN,)).ljust(handshake.VERDICT_BYTES, b"\0")
 
 
 def job_meets(store, size=2, seconds=5.0):
@@ -75,7 +75,7 @@ def test_random_frames_of_somebody_who_knows_the_secret_break_nothing(seed):
         fresh = stranger(store, shake_hands=True)  # it still serves
         fresh.say(*joining(0, size=3))
         answer = frame(fresh) if joined else None
-        assert answer is None or answer[0] in (_wire.LOST, _wire.REFUSED)
+        assert answer is None or answer[0] in (framing.LOST, framing.REFUSED)
         fresh.close()
 
 
@@ -86,10 +86,10 @@ def test_an_impossible_length_is_refused_before_anything_is_kept(length, true):
     with served(2) as store:
         sock = stranger(store, shake_hands=True)
         head = length.to_bytes(4, "big")
-        check = _wire._tag(sock.session.keys[:32], 0, head)[:4] if true else b"xxxx"
+        check = framing._tag(sock.session.keys[:32], 0, head)[:4] if true else b"xxxx"
         sock.sendall(head + check + b"x" * 100)
         kind, body = frame(sock)
-        assert kind == _wire.REFUSED and (str(length) if true else "HVD458").encode() in body
+        assert kind == framing.REFUSED and (str(length) if true else "HVD458").encode() in body
         sock.close()
         job_meets(store)
 
@@ -113,8 +113,8 @@ JOINS = [
 def test_a_join_that_makes_no_sense_is_refused(body):
     with served(2) as store:
         sock = stranger(store, shake_hands=True)
-        sock.say(_wire.JOIN, body)
-        assert frame(sock)[0] == _wire.REFUSED
+        sock.say(framing.JOIN, body)
+        assert frame(sock)[0] == framing.REFUSED
         assert frame(sock) is None
         job_meets(store)
 
@@ -133,23 +133,23 @@ def test_a_time_limit_that_makes_no_sense_is_replaced(timeout):
 def test_a_handshake_cannot_be_replayed():
     with served(2) as store:
         first = stranger(store)
-        me = _handshake.Connector(SECRET, _handshake.STORE, _handshake.ends_of(first.sock, connects=True))
-        answer = me.answer(exactly(first, _handshake.GREETING_BYTES))
+        me = handshake.Connector(SECRET, handshake.STORE, handshake.ends_of(first.sock, connects=True))
+        answer = me.answer(exactly(first, handshake.GREETING_BYTES))
         first.sendall(answer)
-        assert me.session(exactly(first, _handshake.VERDICT_BYTES)).keys
+        assert me.session(exactly(first, handshake.VERDICT_BYTES)).keys
         again = stranger(store)
-        exactly(again, _handshake.GREETING_BYTES)
+        exactly(again, handshake.GREETING_BYTES)
         again.sendall(answer)
-        assert exactly(again, _handshake.VERDICT_BYTES + 1) == REJECTED
+        assert exactly(again, handshake.VERDICT_BYTES + 1) == REJECTED
 
 
 def test_a_proof_of_the_server_is_no_proof_of_a_client():
     with served(2) as store:
         sock = stranger(store)
-        greeting, ends = exactly(sock, _handshake.GREETING_BYTES), _handshake.ends_of(sock.sock, connects=True)
-        body = _handshake.MAGIC + bytes(_handshake.NONCE_BYTES) + ends
-        sock.sendall(body + _handshake.prove(SECRET, b"accepts", _handshake.STORE, greeting + body))
-        assert exactly(sock, _handshake.VERDICT_BYTES + 1) == REJECTED
+        greeting, ends = exactly(sock, handshake.GREETING_BYTES), handshake.ends_of(sock.sock, connects=True)
+        body = handshake.MAGIC + bytes(handshake.NONCE_BYTES) + ends
+        sock.sendall(body + handshake.prove(SECRET, b"accepts", handshake.STORE, greeting + body))
+        assert exactly(sock, handshake.VERDICT_BYTES + 1) == REJECTED
 
 
 def test_a_false_store_is_seen_through():
@@ -158,21 +158,21 @@ def test_a_false_store_is_seen_through():
     def pretend():
         for _ in range(2):
             sock, _ = listener.accept()
-            sock.sendall(_handshake.greeting())
-            exactly(sock, _handshake.ANSWER_BYTES)
-            sock.sendall(os.urandom(_handshake.VERDICT_BYTES))
+            sock.sendall(handshake.greeting())
+            exactly(sock, handshake.ANSWER_BYTES)
+            sock.sendall(os.urandom(handshake.VERDICT_BYTES))
 
     threading.Thread(target=pretend, daemon=True).start()
-    from hvdlite import _store
     from hvdlite.errors import HvdInitError
+    from hvdlite.rendezvous import store_client
 
     with pytest.raises(HvdInitError, match="does not have the secret"):
-        _store.connect(*listener.getsockname(), SECRET, rank=0, size=1, version="1", wire=1, timeout=5)
+        store_client.connect(*listener.getsockname(), SECRET, rank=0, size=1, version="1", wire=1, timeout=5)
     listener.close()
 
 
 def test_silent_connections_are_dropped_and_hold_nobody_up(monkeypatch):
-    monkeypatch.setattr(_strangers, "HANDSHAKE_S", 0.5)
+    monkeypatch.setattr(connection_limits, "HANDSHAKE_S", 0.5)
     with served(2) as store:
         silent = [stranger(store) for _ in range(50)] + [stranger(store, shake_hands=True) for _ in range(5)]
         job_meets(store)
@@ -183,10 +183,10 @@ def test_silent_connections_are_dropped_and_hold_nobody_up(monkeypatch):
 
 def test_holding_connections_open_locks_nobody_out():
     with served(2) as store:
-        held = [stranger(store) for _ in range(_strangers.STRANGERS_MAX * 3)]
+        held = [stranger(store) for _ in range(connection_limits.STRANGERS_MAX * 3)]
         job_meets(store)
         time.sleep(0.1)
-        assert len(store.store._strangers) <= _strangers.STRANGERS_MAX
+        assert len(store.store._strangers) <= connection_limits.STRANGERS_MAX
         for sock in held:
             sock.close()
 
@@ -226,7 +226,7 @@ def test_a_rank_that_never_reads_does_not_stall_the_others(monkeypatch):
         assert mine.job == JOB
         for number in range(1, 9):
             try:
-                deaf.say(_wire.ALLGATHER, _wire.pack_round(number, b""))
+                deaf.say(framing.ALLGATHER, framing.pack_round(number, b""))
                 assert mine.allgather(b"x" * (4 << 20))[1] == b""
             except Exception as error:
                 assert "rank 1" in str(error) and number > 1
@@ -265,7 +265,7 @@ def test_half_a_frame_of_the_store_is_not_looked_at_all_the_time_and_its_end_is_
             )
         assert [rank.stdout.readline() for rank in ranks] == ["up\n"] * 2
         member = store.store._members[0]
-        member.sock.sendall(member.session.pack(_wire.LOST, _wire.pack_end(1, -5, "rank 1 is lost"))[:30])
+        member.sock.sendall(member.session.pack(framing.LOST, framing.pack_end(1, -5, "rank 1 is lost"))[:30])
         if ends:
             member.sock.shutdown(socket.SHUT_RDWR)
         for rank in ranks:
@@ -281,15 +281,15 @@ def test_half_a_frame_of_the_store_is_not_looked_at_all_the_time_and_its_end_is_
 def test_an_allgather_out_of_turn_ends_the_epoch_with_the_name_of_its_rank(number):
     with served(2) as store:
         one, other = joined(store)
-        one.say(_wire.ALLGATHER, _wire.pack_round(number, b""))
-        assert frame(one)[0] == _wire.REFUSED
+        one.say(framing.ALLGATHER, framing.pack_round(number, b""))
+        assert frame(one)[0] == framing.REFUSED
         kind, body = frame(other)
-        assert kind == _wire.LOST and _wire.unpack_end(body)[0] == 0 and b"rank 0" in body
+        assert kind == framing.LOST and framing.unpack_end(body)[0] == 0 and b"rank 0" in body
 
 
 def test_a_culprit_that_cannot_be_is_the_reporter():
     with served(2) as store:
         one, other = joined(store)
-        one.say(_wire.ABORT, _wire.pack_end(99, -5, "?"))
-        assert _wire.unpack_end(frame(other)[1])[0] == 0
+        one.say(framing.ABORT, framing.pack_end(99, -5, "?"))
+        assert framing.unpack_end(frame(other)[1])[0] == 0
         assert store.aborts == [(0, 0, -5, "?")]

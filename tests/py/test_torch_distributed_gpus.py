@@ -15,7 +15,7 @@ from ranks import as_ranks
 
 import hvdlite.torch as hvd
 from hvdlite.torch.device import CudaDevice
-from hvdlite.torch.distributed import group, pairs, submission, tensors
+from hvdlite.torch.distributed import group, send_recv, submission, tensors
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -28,7 +28,7 @@ def on_gpu(index):
     """All tensors of process groups lie there, too."""
     device = gpus.Pretended(index)
     with gpus.on_gpus(index), pytest.MonkeyPatch.context() as patch:
-        for module in (pairs, submission, tensors):
+        for module in (send_recv, submission, tensors):
             patch.setattr(module, "place_of", lambda given: device if given else None)
         patch.setattr(group.HvdProcessGroup, "_again", lambda *_: None)
         yield device

@@ -15,7 +15,7 @@ import torch.distributed as dist  # noqa: E402
 import torch.distributed._functional_collectives as functional  # noqa: E402
 from test_torch_distributed import VERSION, backend, same  # noqa: E402
 
-from hvdlite.torch.distributed import meeting  # noqa: E402
+from hvdlite.torch.distributed import rendezvous  # noqa: E402
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs/guides/torch-distributed.md").read_text(encoding="utf-8")
 WORKS, _, RAISES = PAGE.partition("## Which calls work\n")[2].partition("\n## ")[0].partition("| raises |")
@@ -195,7 +195,7 @@ def test_each_row_of_the_page():
 @as_ranks(2)
 def test_a_group_stands_when_all_have_read_what_the_store_has_for_it():
     """So rank 0 may end at once, and the store with it."""
-    marks, read = [], meeting.Exchange._read
+    marks, read = [], rendezvous.Exchange._read
 
     def late(exchange, key, rank):
         time.sleep(0.2 * exchange._rank)
@@ -204,7 +204,7 @@ def test_a_group_stands_when_all_have_read_what_the_store_has_for_it():
         marks.append(exchange)
         return parts
 
-    meeting.Exchange._read = late
+    rendezvous.Exchange._read = late
     try:
         with backend("hvdlite") as (rank, _):
             assert marks[-1]._store.check([f"read/{1 - rank}"])
@@ -214,4 +214,4 @@ def test_a_group_stands_when_all_have_read_what_the_store_has_for_it():
                 same(mine, 2)
                 dist.destroy_process_group(again)
     finally:
-        meeting.Exchange._read = read
+        rendezvous.Exchange._read = read

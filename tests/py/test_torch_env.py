@@ -8,7 +8,7 @@ import pytest
 from hosts import needs_hosts
 from launching import Launch, free_port, launch
 
-from hvdlite.launcher import torch_env
+from hvdlite.launcher.agent import torch_environment
 
 pytest.importorskip("torch")
 GLOO = """
@@ -56,11 +56,11 @@ def test_the_users_own_place_stays_where_it_is_whole():
     own = ("-x", "MASTER_ADDR=localhost", "-x", f"MASTER_PORT={port}")
     code, out, err = launch("-np", 2, *own, sys.executable, "-c", GLOO)
     assert code == 0 and [each[4:] for each in told(out)] == [["localhost", port]] * 2, out + err
-    assert torch_env.of_job({"MASTER_ADDR": "far"}, "10.0.0.1", 5)["MASTER_ADDR"] == "10.0.0.1"
+    assert torch_environment.of_job({"MASTER_ADDR": "far"}, "10.0.0.1", 5)["MASTER_ADDR"] == "10.0.0.1"
 
 
 def test_a_port_that_is_taken_at_any_address_is_not_chosen(monkeypatch):
     with socket.create_server(("127.0.0.2", 0)) as other:
         taken = other.getsockname()[1]
-        monkeypatch.setattr(torch_env, "_PORTS", (taken, taken + 1))
-        assert torch_env.free_port() not in (0, taken)
+        monkeypatch.setattr(torch_environment, "_PORTS", (taken, taken + 1))
+        assert torch_environment.free_port() not in (0, taken)

@@ -15,7 +15,7 @@ from ranks import as_ranks
 
 import hvdlite.torch as hvd
 from hvdlite import _core
-from hvdlite.as_horovod.rest import env
+from hvdlite.as_horovod.small_functions import env
 from hvdlite.torch.device import CudaDevice
 from hvdlite.torch.optimizer import streams
 

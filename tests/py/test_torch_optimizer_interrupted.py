@@ -169,9 +169,9 @@ def test_a_skip_that_was_interrupted_goes_on_with_the_next_call():
 
 @as_ranks(2)
 def test_a_skip_that_a_signal_handler_interrupts_when_it_has_been_sent_is_not_sent_twice(monkeypatch):
-    from hvdlite.torch.optimizer import carriers
+    from hvdlite.torch.optimizer import grouping
 
-    send = carriers.send_skip
+    send = grouping.send_skip
 
     def interrupted_at_once(wire, number):
         handles = send(wire, number)
@@ -180,7 +180,7 @@ def test_a_skip_that_a_signal_handler_interrupts_when_it_has_been_sent_is_not_se
         return handles
 
     def interrupt(world):
-        monkeypatch.setattr(carriers, "send_skip", interrupted_at_once)
+        monkeypatch.setattr(grouping, "send_skip", interrupted_at_once)
         kept = signal.signal(signal.SIGUSR2, lambda *_: [][0])
         with pytest.raises(IndexError):
             world.optimizer.zero_grad()
@@ -271,13 +271,13 @@ def test_an_exception_at_any_instruction_of_a_step_parts_no_weights(op):
 
 @as_ranks(2)
 def test_what_a_handler_raises_in_a_broadcast_of_weights_comes_out_at_once():
-    from hvdlite.torch import state
+    from hvdlite.torch import state_broadcast
 
     for kind in KINDS:
         named = [(f"{kind.__name__}.{number}", torch.zeros(3)) for number in range(2)]
 
         def call():
-            state._broadcast_tensors(named, 1, "weights", hvd.global_process_set)  # noqa: B023
+            state_broadcast._broadcast_tensors(named, 1, "weights", hvd.global_process_set)  # noqa: B023
 
         if hvd.rank() == 0:
             with pytest.raises(kind, match="mine"):

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from hosts import Hosts, needs_hosts
 
-from hvdlite.discovery import Place
 from hvdlite.errors import HvdInitError
-from hvdlite.links import rendezvous
+from hvdlite.rendezvous import standalone_store
+from hvdlite.rendezvous.discovery import Place
 
 pytest.importorskip("torch")
 PROGRAM = str(Path(__file__).resolve().parent / "on_slurm.py")
@@ -71,4 +71,4 @@ def test_two_hosts(environ):
 def test_a_place_without_an_address_is_an_error_that_names_it():
     place = Place(1, 2, 1, 2, 0, 1, "torchrun")
     with pytest.raises(HvdInitError, match="rank 1 of 2: torchrun's MASTER_ADDR=None and MASTER_PORT='5'"):
-        rendezvous._torchrun(place, {"TORCHELASTIC_RUN_ID": "none", "MASTER_PORT": "5"}, None)
+        standalone_store._torchrun(place, {"TORCHELASTIC_RUN_ID": "none", "MASTER_PORT": "5"}, None)

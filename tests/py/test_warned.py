@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from ranks import as_ranks
 
-from hvdlite import _warned
+from hvdlite.errors import user_warning
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def nested(names, warn=_warned.warn):
+def nested(names, warn=user_warning.warn):
     """A function that warns, called through a module of each name, the first outermost."""
     for name in reversed(names):
         scope = {"__name__": name, "inner": warn}
@@ -59,4 +59,4 @@ def test_warnings_of_public_calls_show_the_caller():
 
 def test_every_warning_of_hvdlite_goes_through_warn():
     found = [path for path in (ROOT / "hvdlite").rglob("*.py") if "warnings.warn" in path.read_text(encoding="utf-8")]
-    assert [path.name for path in found] == ["_warned.py"]
+    assert [path.name for path in found] == ["hvdlite/errors/user_warning.py"]

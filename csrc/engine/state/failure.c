@@ -4,7 +4,7 @@
  * them. That is abort.c, in the turn.
  */
 #include "../engine.h"
-#include "../report.h"
+#include "store_frames.h"
 
 #include <stdio.h>
 

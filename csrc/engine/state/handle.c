@@ -8,9 +8,9 @@
  * Slots are taken last-returned-first, so a job that has ten requests in flight touches ten slots, whatever
  * HVD_HANDLES_MAX is.
  */
-#include "../handle.h"
+#include "handle.h"
 
-#include "../../ground/memory.h"
+#include "../../base/shared_memory.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -3,7 +3,7 @@
  * WHEN. What p2p does at once, hier does inside a host, across and inside again. Both are reckoned with the cost of a
  * message between hosts: p2p with all ranks, of which those of a host share its wire; hier with one rank per host,
  * which has its share of the bytes and of the wire, and two works in shared memory. Of what p2p may send before it is
- * agreed on (p2p/early.h) nothing is taken away.
+ * agreed on (plane/p2p/eager_send.h) nothing is taken away.
  *
  * HOW MANY. With more segments, more of the shorter side's work hides behind the longer one's, and each costs the wire
  * a pause: what comes next is not sent before the last has arrived, two ways later. With t for the work of the shorter
@@ -14,7 +14,7 @@
  */
 #include "state.h"
 
-#include "../p2p/early.h"
+#include "../p2p/eager_send.h"
 
 #define INSIDE_NS    UINT64_C(50000)       /* of a work inside a host: to wake up, mostly */
 #define INSIDE_PS    UINT64_C(500)         /* per byte, of both together: 2 GB/s */

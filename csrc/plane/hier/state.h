@@ -14,7 +14,7 @@
 #define HVD_HIER_STATE_H
 
 #include "../plane.h"
-#include "../shm/pieces.h"
+#include "../shm/scatter_list.h"
 
 #include "../../kernel/kernel.h"
 

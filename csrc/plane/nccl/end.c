@@ -19,7 +19,7 @@
  */
 #include "state.h"
 
-#include "../../ground/sleep.h"
+#include "../../base/wait.h"
 
 #include <pthread.h>
 #include <signal.h>

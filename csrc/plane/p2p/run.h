@@ -10,7 +10,7 @@
  * No cycle of waiting: the earliest step that any rank has not sent yet waits for nothing but its receiver, whose
  * receives wait only for its own sends of earlier steps (no step sends what it receives; test_algo.c).
  *
- * A message that left early (early.h) is skipped where it belongs to nothing.
+ * A message that left early (eager_send.h) is skipped where it belongs to nothing.
  *
  * Every message has a head, so that ranks that disagree about what they do find out at once and not by wrong sums.
  */
@@ -20,7 +20,7 @@
 #include "../../algo/algo.h"
 #include "../../kernel/kernel.h"
 #include "../../link/link.h"
-#include "early.h"
+#include "eager_send.h"
 
 #include <poll.h>
 

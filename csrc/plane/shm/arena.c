@@ -23,7 +23,7 @@
 #define _GNU_SOURCE
 #include "arena.h"
 
-#include "../../ground/memory.h"
+#include "../../base/shared_memory.h"
 
 #include <pthread.h>
 #include <stdlib.h>

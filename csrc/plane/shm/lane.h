@@ -20,7 +20,7 @@
 
 #include "../plane.h"
 #include "arena.h"
-#include "pieces.h"
+#include "scatter_list.h"
 
 #include "../../kernel/kernel.h"
 

@@ -17,7 +17,7 @@ import numpy as np
 from .. import draw, registry, units
 from ..events import CURSORS, time_of
 from ..links import Links, from_json
-from ..prove import places, prove
+from ..proof import places, prove
 from ..table import KINDS, SUMS, PlanError, Table
 from . import text
 

@@ -1,12 +1,12 @@
 """The collectives with Horovod's arguments, on tensors, variables and IndexedSlices, eager and in tf.function.
 
-    asked        rank, size and the like, answered when a graph runs
+    topology     rank, size and the like, answered when a graph runs
     run          many collectives of one kind, in either mode
     order        in what order a graph runs those of one name
     kernels      the library of ops for graphs
-    late         what becomes of a call whose time is over
+    timeouts     what becomes of a call whose time is over
     gradients    what backward sends
-    root         what has a root, or is between two ranks
+    rooted       what has a root, or is between two ranks
 
 Here are Horovod's words.
 
@@ -25,16 +25,16 @@ from ... import _core
 from ... import ops as _everybodys
 from ...errors import HvdArgumentError, HvdSparseError
 from ...ops import Average, Sum, Terms
+from ...ops.arguments import NoneCompressor, compress, reduction
 from ...ops.tensors import group_of
-from ...ops.terms import NoneCompressor, compress, reduction
-from ...process_set import ProcessSet, global_process_set
+from ...process_sets.process_set import ProcessSet, global_process_set
 from ..errors import tensor_given, translated
-from .asked import local_rank_op, local_size_op, process_set_included_op, rank_op, size_op
 from .gradients import differentiable
 from .kernels import beside, library
-from .late import finished, seconds_of
-from .root import gather, recv, reduce, scatter, send
+from .rooted import gather, recv, reduce, scatter, send
 from .run import refuse_xla
+from .timeouts import finished, seconds_of
+from .topology import local_rank_op, local_size_op, process_set_included_op, rank_op, size_op
 
 
 def _sparse_allreduce(slices: tf.IndexedSlices, name: str | None, terms: Terms, compression: Any) -> tf.IndexedSlices:

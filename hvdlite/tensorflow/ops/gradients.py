@@ -20,8 +20,8 @@ from ... import _core
 from ...errors import HvdTimeoutError
 from ...ops import Average, Sum, Terms
 from ..errors import tensor_given
-from .late import Late
 from .run import Outcome, run
+from .timeouts import Late
 
 
 class Past(NamedTuple):
@@ -94,7 +94,7 @@ def _allgather(past: Past, gradients: list[tf.Tensor]) -> list[tf.Tensor]:
 
 def _broadcast(past: Past, gradients: list[tf.Tensor]) -> list[tf.Tensor]:
     totals = past.again("allreduce", gradients, op=Average)
-    mine = tf.constant(_core.rank() == past.terms.root_rank)  # the same operations everywhere: see root.py
+    mine = tf.constant(_core.rank() == past.terms.root_rank)  # the same operations everywhere: see rooted.py
     return [tf.where(mine, total, tf.zeros_like(total)) for total in totals]
 
 

@@ -63,7 +63,8 @@ def once_more(prefix: str) -> str:
 def branch(pred: Any, then: Callable[[], Any], otherwise: Callable[[], Any], look: bool = False) -> Any:
     """tf.cond of what communicates, after what communicates before it in the function.
 
-    look: it compares what ranks have (../start.py), which blocks. Other branches wait for it, and starts do not.
+    look: it compares what ranks have (../initial_check.py), which blocks. Other branches wait for it, and starts do
+    not.
     """
     past, graph = _past(), tf.compat.v1.get_default_graph()
     if past is None:

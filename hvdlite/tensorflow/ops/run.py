@@ -21,15 +21,15 @@ import tensorflow as tf
 
 from ... import _core
 from ...errors import HvdArgumentError, HvdNotYetError
-from ...keras.lists import Listed, compare
+from ...keras.list_check import Listed, compare
 from ...ops import Collectives, Sum, Terms
 from ...ops.tensors import full_name
-from ...process_set import ProcessSet, number_of, rank_in
+from ...process_sets.process_set import ProcessSet, number_of, rank_in
 from ..adapter import TensorflowAdapter, check_dtype, tensor_of
 from ..errors import as_tensorflow, translated
 from .kernels import beside, bits, library, signed
-from .late import Late, wait
 from .order import order_here, started
+from .timeouts import Late, wait
 
 _KINDS = {
     "allreduce": _core.ALLREDUCE,

@@ -20,8 +20,8 @@ from typing import Any
 
 import torch
 
-from ... import _bytes
-from ...memory import block
+from ..._core import byte_exchange
+from ..._core.memory import block
 
 LEAST_BYTES = 1 << 18
 _MAY_MOVE, _FIXED = 1, 2
@@ -69,7 +69,7 @@ def _move(storage: torch.UntypedStorage) -> int | None:
     whole = block(length + _PAGE)
     if whole is None:
         return None
-    begin = -(-_bytes.address_of(whole)[0] // _PAGE) * _PAGE
+    begin = -(-byte_exchange.address_of(whole)[0] // _PAGE) * _PAGE
     twin = _mremap(begin, 0, length, _MAY_MOVE, 0)
     if twin is None:
         return None
@@ -78,7 +78,7 @@ def _move(storage: torch.UntypedStorage) -> int | None:
     except RuntimeError:  # no room in /dev/shm
         return None
     address = storage.data_ptr()
-    _bytes.move(begin, address, count)
+    byte_exchange.move(begin, address, count)
     if address % _PAGE or _mremap(twin, length, length, _MAY_MOVE | _FIXED, address) is None:
         return None
     refusing = os.open(os.devnull, os.O_RDONLY)  # who maps what torch sends of it gets an error, and no other pages

@@ -15,14 +15,15 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import Store, Work
 
-from ... import _core, _life, ops
+from ... import _core, ops
 from ...errors import HvdNotYetError
-from ..off_graph import keep_off_graph
+from ...lifecycle import init
+from ..graph_break import keep_off_graph
 from . import functional, futures, work
-from .meeting import JOB
-from .moves import Moves
-from .pairs import Pairs
+from .data_movement import Moves
 from .reductions import Reductions
+from .rendezvous import JOB
+from .send_recv import Pairs
 from .submission import Submission
 from .tensors import POOL, Part
 
@@ -131,7 +132,7 @@ class HvdProcessGroup(Reductions, Moves, Pairs, _Base):
 
     def abort(self) -> None:
         """Ends the job on all ranks with an error that names this one and the group."""
-        _life.abort(f"has aborted the process group {self._label!r}")
+        init.abort(f"has aborted the process group {self._label!r}")
         self.shutdown()
 
 
@@ -139,7 +140,7 @@ def create(options: Any, _: Any = None) -> HvdProcessGroup:
     """By torch, on members only. options: torch's DistributedBackendOptions. Raises HvdInitError, ValueError."""
     size, ranks = options.group_size, list(options.global_ranks_in_group)
     whole = not ranks
-    if whole or not _life.is_initialized():
+    if whole or not init.is_initialized():
         if ranks and size < dist.get_world_size():
             raise ValueError(
                 f"the first group of backend hvdlite has the ranks {ranks} of {dist.get_world_size()}: make one of all "

@@ -17,7 +17,7 @@ import torch
 from torch._C._distributed_c10d import Store, Work, _create_work_from_future  # type: ignore[attr-defined]
 
 from ... import _core
-from ...process_set import ProcessSet, number_of
+from ...process_sets.process_set import ProcessSet, number_of
 from . import buckets, futures
 from .tensors import Part, device_terms, dtype_of, place_of
 from .work import DONE, HOLDS, HvdWork, named, ranged

@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ... import _bytes, _core
+from ... import _core
+from ..._core import byte_exchange
 from ...ops.tensors import placed
 from ..adapter import DTYPES, TorchAdapter
 from ..device import CudaDevice, device_of
@@ -104,7 +105,7 @@ def fetch(target: torch.Tensor, pending: _core.Pending) -> None:
         device.fetch(pending.native, target.data_ptr(), pending.ready)
     else:
         gathered = pending.gathered()
-        _bytes.copy(target.data_ptr(), gathered.address, gathered.bytes)
+        byte_exchange.copy(target.data_ptr(), gathered.address, gathered.bytes)
 
 
 def fill(
@@ -120,7 +121,7 @@ def fill(
     for rows in gathered.rows_of:
         starts.append((at, rows * row))
         at += rows * row
-    base, flat = _bytes.place_of(gathered.address), None
+    base, flat = byte_exchange.place_of(gathered.address), None
     if pending.ready is not None and targets:  # on a device
         if whole is None or whole.numel() * whole.element_size() != gathered.bytes:
             whole = torch.empty(gathered.bytes, dtype=torch.uint8, device=targets[0].device)
@@ -138,7 +139,7 @@ def fill(
             continue  # it came there
         into = fresh(target)
         if flat is None:
-            _bytes.move(into.data_ptr(), base + start, count)
+            byte_exchange.move(into.data_ptr(), base + start, count)
         else:
             land(flat[start : start + count], into)
         land(into, target)

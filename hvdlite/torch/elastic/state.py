@@ -18,15 +18,15 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_map_only
 
-from ... import _member
 from ..._core import rank
-from ..._state_form import of_same_names
 from ...elastic import ObjectState, _warn_of_sums
+from ...elastic.state_form import of_same_names
 from ...errors import HvdStateError
-from ...objects import allgather_object, broadcast_object
+from ...ops.objects import allgather_object, broadcast_object
+from ...rendezvous import elastic_member
 from ..device import settled
-from ..state import broadcast_optimizer_state, broadcast_parameters
-from . import unfinished
+from ..state_broadcast import broadcast_optimizer_state, broadcast_parameters
+from . import partial_step
 from .sampler import ElasticSampler
 
 
@@ -227,13 +227,13 @@ class TorchState(ObjectState):
         for name, handler in self._handlers.items():
             object.__setattr__(self, name, handler.value)
         rest = {name: value for name, value in kwargs.items() if name not in self._handlers}
-        self._kept = unfinished.kept(self._parts())
+        self._kept = partial_step.kept(self._parts())
         super().__init__(bcast_object=broadcast_object, get_rank=rank, **rest)
 
     def _save_commit(self) -> None:
         """The samples that a rank has named are told first: it may be lost, or removed, with what only it knows; and
         the file has rank 0's."""
-        if _member.is_elastic() or self._file is not None:
+        if elastic_member.is_elastic() or self._file is not None:
             for sampler in self._samplers():
                 sampler.share()
         super()._save_commit()
@@ -246,7 +246,7 @@ class TorchState(ObjectState):
                 because what a lost rank has left is not a valid state.
         """
         with self._all_or_none():
-            kept = unfinished.kept(self._parts())
+            kept = partial_step.kept(self._parts())
             self._save_handlers()
             super().save()
             self._kept = kept
@@ -255,7 +255,7 @@ class TorchState(ObjectState):
         """Go back to the copy that was saved last. Gradients become None, unless the commit was within a step."""
         for handler in self._handlers.values():
             handler.restore()
-        unfinished.go_back(self._parts(), self._kept)
+        partial_step.go_back(self._parts(), self._kept)
         super().restore()
 
     def sync(self) -> None:
@@ -274,12 +274,12 @@ class TorchState(ObjectState):
                 if isinstance(handler, OptimizerStateHandler):
                     handler.models = models
                 handler.sync()
-            kept = broadcast_object(_on_cpu(unfinished.kept(self._parts())))
-            unfinished.go_back(self._parts(), kept)
+            kept = broadcast_object(_on_cpu(partial_step.kept(self._parts())))
+            partial_step.go_back(self._parts(), kept)
             self._save_handlers()
             super().sync()
             self._kept = kept
-        if unfinished.has_sums(kept):
+        if partial_step.has_sums(kept):
             _warn_of_sums()
 
     def _form(self) -> dict[str, str]:
@@ -312,7 +312,7 @@ class TorchState(ObjectState):
                 self._handlers[name].take(saved)
             super().load_state_dict(state_dict)
             self._kept = state_dict.get("step")
-            unfinished.go_back(self._parts(), self._kept)
+            partial_step.go_back(self._parts(), self._kept)
 
     def _parts(self) -> list[Any]:
         return [handler.value for handler in self._handlers.values()]

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import torch
 
 from ...ops import Average, Sum
-from ...process_set import ProcessSet, global_process_set
+from ...process_sets.process_set import ProcessSet, global_process_set
 from . import plain
 
 

@@ -20,14 +20,14 @@ from collections.abc import Sequence
 import torch
 
 from ... import _core
-from ..._digests import are_equal, summands
-from ..._digests import number_of as digest_of
-from ...consistency import differing_lists, mismatch
 from ...ops import Handle, Sum
-from ...ops.terms import full_name
-from ...process_set import ProcessSet, number_of
+from ...ops.arguments import full_name
+from ...process_sets.process_set import ProcessSet, number_of
+from ...training.consistency import differing_lists, mismatch
+from ...training.digest import are_equal, summands
+from ...training.digest import number_of as digest_of
 from ..ops import plain
-from .skipping import land_all
+from .failed_backward import land_all
 
 _LENGTH = len(summands(0)) + 1
 _SHAPE = (0,) * 7  # of what ends the wait for a gradient that this rank does not know: no gradient has it

@@ -26,7 +26,7 @@ from typing import Any, Protocol
 
 import torch
 
-from . import backward as passes
+from . import backward_pass as passes
 from .streams import Writers
 
 CALM_ROUNDS = 2

@@ -16,16 +16,16 @@ from typing import Any
 import torch
 from torch._compile import _disable_dynamo
 
-from ... import autotune, measured
-from ..._warned import warn
+from ... import autotune, metrics
+from ...errors.user_warning import warn
 from ...ops import Average, Sum
-from ...optimizer import GradientBook
+from ...training.gradient_tracker import GradientBook
 from ..ops import plain
-from .buckets import InBuckets
-from .exchange import Exchange
-from .horovods import PrivateNames
+from .comm_hook import InBuckets
+from .failed_backward import TORN, VOID, apart
+from .horovod_attributes import PrivateNames
 from .names import added_later
-from .skipping import TORN, VOID, apart
+from .reducer import Exchange
 
 _SLOW_STEP = (
     "optimizer.step() called without optimizer.skip_synchronize() context after optimizer.synchronize(). This can "
@@ -164,7 +164,7 @@ class Distributed(Copyless):
             begun = _now()
             result = super().step(*args, **kwargs)  # type: ignore[misc]
             if begun:
-                measured.step(self, 0 if closure is not None else monotonic_ns() - begun)
+                metrics.step(self, 0 if closure is not None else monotonic_ns() - begun)
             return result
         took, within = 0, False
         try:
@@ -186,7 +186,7 @@ class Distributed(Copyless):
         exchange.book.reset()
         exchange.behind = exchange.untaken = None
         if begun:
-            measured.step(self, took)
+            metrics.step(self, took)
         if autotune.watching:
             autotune.step(self)
         return result

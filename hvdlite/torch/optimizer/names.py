@@ -14,10 +14,10 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from ..._coded import coded
-from ..._life import lives
-from ..._warned import warn
-from ...process_set import ProcessSet
+from ...errors.codes import coded
+from ...errors.user_warning import warn
+from ...lifecycle.init import lives
+from ...process_sets.process_set import ProcessSet
 
 _used: WeakKeyDictionary[ProcessSet, tuple[int, dict[str, int]]] = WeakKeyDictionary()
 

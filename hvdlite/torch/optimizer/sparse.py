@@ -1,4 +1,4 @@
-"""How is a sparse gradient waited for, which travels as two collectives? As one, by its flight (`wire`).
+"""How is a sparse gradient waited for, which travels as two collectives? As one, by its flight (`gradient_codec`).
 
 Its indices go under the name that a dense gradient would have: a rank that takes it for dense makes an error by that,
 and then nobody may answer the values, which are left alone.
@@ -14,7 +14,7 @@ from ... import _core
 from ...errors import is_outcome
 from ...ops import Handle
 from ...ops.tensors import placed
-from ...process_set import ProcessSet, number_of
+from ...process_sets.process_set import ProcessSet, number_of
 from ..ops import plain
 
 

@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from ...ops import Average, Sum, join
-from ..state import broadcast_optimizer_state, broadcast_parameters
-from .delta import Delta
+from ..state_broadcast import broadcast_optimizer_state, broadcast_parameters
+from .adasum import Delta
 from .methods import Distributed
 
 

@@ -1,8 +1,8 @@
 """The page of a job while it trains: its steps as they are written, in any browser.
 
 A process of its own, so that drawing costs the training nothing. It listens on this machine only unless it is told
-otherwise, answers two addresses, and knows no way to write anything. _http.py serves it, as it serves the metrics, and
-bounds what strangers may cost.
+otherwise, answers two addresses, and knows no way to write anything. transport/http_server.py serves it, as it serves
+the metrics, and bounds what strangers may cost.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import threading
 import time
 from typing import Any
 
-from ..._http import FRESH_S, Page, Port
+from ...transport.http_server import FRESH_S, Page, Port
 from .page import content, page
 from .read import Folder, ReadError
 from .table import Table

@@ -1,6 +1,6 @@
 """What have the ranks written of their steps? Reads rank-K.steps.jsonl, also while training still appends to them.
 
-The first line of a file says whose steps they are, each further one is a step (hvdlite/measured/journal.py writes
+The first line of a file says whose steps they are, each further one is a step (hvdlite/metrics/step_log.py writes
 them). A file belongs to somebody else's program and may be cut, mixed up or written on purpose, so nothing in it is
 believed: a line that is none is counted and passed over, a file that begins wrongly is left out and named, and lines,
 names and lists have bounds. A last line without its end is one that is being written: it is read the next time.
@@ -19,9 +19,9 @@ from array import array
 from pathlib import Path
 from typing import Any
 
-from ..._coded import coded
+from ...errors.codes import coded
 from .. import attempts
-from ..plain import no_folder, opened
+from ..regular_file import no_folder, opened
 
 FORMAT = "hvdlite-steps-1"
 LINE_MAX = 1 << 20

@@ -82,16 +82,16 @@ def begin():
 
 def at_meetings():
     """Exchanges in init are moments, too."""
-    from hvdlite import _life
+    from hvdlite.lifecycle import init
 
-    inner, count = _life._Boot.allgather, [0]
+    inner, count = init._Boot.allgather, [0]
 
     def allgather(self, mine):
         reach("meeting", count[0])
         count[0] += 1
         return inner(self, mine)
 
-    _life._Boot.allgather = allgather
+    init._Boot.allgather = allgather
 
 
 def pretend_hosts():

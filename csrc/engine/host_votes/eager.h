@@ -1,0 +1,66 @@
+/* eager.h - a small tensor rides in the vote, from host to host and to the ranks of a host.
+ *
+ * Behind a vote lies what rides with it: on boards at the end of the vote's room, in frames behind the vote's bytes. It
+ * is a list of parts: of each rank its tensor, or of each host the sum of its ranks'. Used by the turn only, but for
+ * open and close. Only sets on several hosts have riders.
+ */
+#ifndef HVD_ENGINE_HOST_VOTES_EAGER_H
+#define HVD_ENGINE_HOST_VOTES_EAGER_H
+
+#include "../../kernel/kernel.h"
+
+#include <string.h>
+
+#define HVD_RIDE_BYTES   ((size_t)8 << 10)  /* of a tensor, at most */
+#define HVD_RIDE_ROOM    ((size_t)32 << 10) /* of all that rides in one vote, at most */
+#define HVD_RIDE_SPOILT  UINT64_C(1)
+#define HVD_RIDE_MATCHES UINT64_C(2) /* from here on marks are of works */
+
+struct hvd_engine;
+struct hvd_set;
+struct hvd_work;
+
+/* As it travels. A part: the number in the set of the rank whose it is, or of a host's first, as 64 bits; then its
+ * elements, to a multiple of 8 bytes. */
+struct hvd_ride {
+    uint64_t mark; /* of the work; 0: nobody rides; HVD_RIDE_SPOILT: some do, and not all with the same */
+    uint32_t part_bytes, parts;
+    unsigned char part[];
+};
+
+struct hvd_riders {
+    struct hvd_ride *agreed; /* of all hosts */
+    const void **source;     /* room for the fold: by rank of the set */
+    uint64_t waits_for;      /* the tag of the work whose result lies in `agreed` and is waited for; 0: none */
+    uint64_t offered;        /* mark of what this rank offered in this round; 0: nothing */
+    uint64_t offered_tag;
+    struct hvd_scale scale; /* of what it offered */
+    int dtype, hosts;
+    uint32_t expected;       /* parts of a whole ride of what it offered */
+    bool by_host;            /* a part is a host's, not a rank's */
+    uint32_t wrong, resting; /* rides in a row that served nothing; rounds to sit out. Agreed */
+};
+
+int hvd_ride_open(struct hvd_engine *engine, struct hvd_set *set, struct hvd_error *error);
+void hvd_ride_close(struct hvd_set *set);
+
+/* This rank's vote is about to lie on a board: what rides with it, into `ride`. True: something does. */
+bool hvd_ride_offer(struct hvd_engine *engine, struct hvd_set *set, struct hvd_ride *ride);
+/* What rides with the vote of this host's ranks, of which ride[i] is the i-th; into `into`. Leader. */
+void hvd_ride_of_host(const struct hvd_set *set, struct hvd_ride *const *ride, struct hvd_ride *into);
+/* into := into (+) from. */
+void hvd_ride_join(struct hvd_ride *into, const struct hvd_ride *from);
+/* Is this, of so many bytes, a ride? Of parts of ranks of a set of this size. */
+bool hvd_ride_check(const struct hvd_ride *ride, size_t bytes, int size);
+size_t hvd_ride_bytes(const struct hvd_ride *ride);
+static inline void hvd_ride_copy(struct hvd_ride *to, const struct hvd_ride *from)
+{
+    memcpy(to, from, hvd_ride_bytes(from));
+}
+/* riders->agreed is everyone's, set->plan what the round decided: who is right, and who sits out. */
+void hvd_ride_agreed(struct hvd_set *set);
+/* A work starts. HVD_OK: it is the one that has ridden, and is done. HVD_AGAIN: it is not. HVD_EINTERNAL: parts came
+ * twice. */
+int hvd_ride_take(struct hvd_set *set, const struct hvd_work *work);
+
+#endif

@@ -1,0 +1,64 @@
+"""How long does a thread wait for a collective, if all else fails?
+
+HVDLITE_COLLECTIVE_TIMEOUT is the core's to keep (csrc/engine/lifecycle/stall_clock.c): it ends the job with a text that
+says who was missing, whether anybody waits or not. Should the core itself not get on, whoever waits in Python loses
+patience after twice that time and some seconds, and fails the whole job with what is known here: this rank and the
+tensor. Only who waits looks, each time that the core comes back to Python; join is there to wait. What waits outside of
+Python is told the limit, and looks itself.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from typing import Any
+
+from .library import ffi, lib
+
+WAIT_MS = 50  # after which waiting comes back to Python
+
+_limit = [0.0]  # seconds; 0: none
+_asked = [0.0]  # of the core's own limit
+_told: list[Callable[[float], None]] = []
+
+
+def bound(seconds: float | None) -> None:
+    """The core's limit from now on is so many seconds; 0 or None: none."""
+    _asked[0] = seconds or 0.0
+    _limit[0] = 2 * seconds + 10 if seconds else 0.0
+    for tell in _told:
+        tell(_limit[0])
+
+
+def asked() -> float:
+    """The core's own limit in seconds; 0: none."""
+    return _asked[0]
+
+
+def follow(tell: Callable[[float], None]) -> None:
+    """Calls `tell` with the limit in seconds (0: none), now and whenever it changes."""
+    _told.append(tell)
+    tell(_limit[0])
+
+
+def waited(since: float, name: Any = None) -> float:
+    """Called once waiting has come back without an end; returns what to pass the next time, 0.0 at first.
+
+    name: as Request has it. When it is too long the job fails, and with it what is waited for.
+    """
+    if not _limit[0]:
+        return 0.0
+    now = time.monotonic()
+    if not since:
+        return now - WAIT_MS / 1000
+    if now - since < _limit[0]:
+        return since
+    what = f"tensor {name[0]!r}" if name is not None and isinstance(name[0], str) else "a collective"
+    rank = lib.hvd_rank()
+    reason = (
+        f"rank {rank} has waited {_limit[0]:g} s for {what}, which not all ranks have submitted or finished "
+        "(HVDLITE_COLLECTIVE_TIMEOUT sets the limit)"
+    )
+    lib.hvd_abort(rank, lib.HVD_ETIMEOUT, ffi.new("char[]", reason.encode("utf-8", "replace")))
+    return math.inf

@@ -1,0 +1,93 @@
+"""What is the core given when it starts? The one place where options, place and streams become `struct hvd_options`.
+
+Python checks nothing here that the core checks; it translates. Texts and rows of numbers are lent to the core for the
+call of hvd_init alone and must live as long, which is why they are handed out beside the struct. Descriptors are given
+away: whatever becomes of the call, the core closes them.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from typing import TYPE_CHECKING, Any
+
+from .. import _core, config
+from .._core import ffi
+from ..rendezvous import discovery
+from ..trace import directory
+
+if TYPE_CHECKING:
+    from ..rendezvous import store_client
+    from ..rendezvous.placement import Seats
+    from ..transport.mesh import Rows
+
+
+def of_job(settings: config.Settings, store: store_client.Meeting | None, life: int) -> tuple[bytes, int, int]:
+    """What only this life of this job has: its secret, its number, its epoch."""
+    secret, job = settings.values["secret_key"], settings.values["job_id"]
+    if store is None:
+        return secret or bytes(32), job or os.getpid(), life
+    return secret or store.secret, job or store.job, store.epoch
+
+
+def options(
+    place: discovery.Place,
+    settings: config.Settings,
+    store: store_client.Meeting | None,
+    seats: Seats | None,
+    rows: Rows | None,
+    life: int,
+) -> tuple[Any, list[Any]]:
+    """`struct hvd_options *`, and what must live until hvd_init returns. rows: streams to other ranks, the core's from
+    then on. life: how often this process has been a rank before."""
+    values, lent = settings.values, list[Any]()
+    given = ffi.new("struct hvd_options *")
+    given.rank, given.size = place.rank, place.size
+    given.local_rank, given.local_size = place.local_rank, place.local_size
+    given.cross_rank, given.cross_size = place.cross_rank, place.cross_size
+    given.secret, given.job, given.epoch = of_job(settings, store, life)
+    given.store_fd = store.fileno() if store is not None else -1
+    session = store.session() if store is not None else None
+    if session is not None:  # its counts live as long as the store does, which outlives the engine
+        lent = [_core.keys_or_null(session.keys), ffi.from_buffer("uint64_t[]", session.counts)]
+        given.store_keys, given.store_counters = lent
+    given.shared_memory = values["shared_memory"]
+    given.fusion_bytes = values["fusion_threshold"]
+    given.slots_max = values["cache_capacity"]
+    given.deterministic = values["deterministic"]
+    given.nan_guard = values["nan_guard"]
+    given.shares_gpus = config.environ().get("NCCL_MULTI_RANK_GPU_ENABLE", "") not in ("", "0")
+    given.nccl_blocks = config.environ().get("NCCL_COMM_BLOCKING", "") not in ("", "0")
+    given.start_timeout_ms = int(values["start_timeout"] * 1000)
+    given.leave_timeout_ms = int(values["leave_timeout"] * 1000)
+    given.spin_us = values["spin_us"]
+    # a timeline is read from the ring by a thread that may have to wait for its turn
+    given.trace_events = max(values["trace_events"], 1 << 16) if values["timeline"] else values["trace_events"]
+    given.trace_signal = values["trace_signal"] or 0
+    given.peer_timeout_ms = int(values["peer_timeout"] * 1000)
+    warn, end = settings.stall_limits()
+    given.stall_warn_ms, given.collective_timeout_ms = math.ceil(warn * 1000), math.ceil(end * 1000)
+    given.report_fd = 2
+    given.stack_signal, given.stack_fd = _core.stack_source() if place.size > 1 else (0, -1)
+    lent += [_core.bytes_or_null(values[name]) for name in ("plane", "algo")]
+    given.plane, given.algo = lent[-2:]
+    given.link_alpha_ns, given.link_beta_ps = values["link_cost"] or (0, 0)
+    if store is not None and (values["plane"] == "mpi" or (seats is not None and seats.hosts > 1)):
+        given.mpi_comm = store.lend()
+    records = directory.place_of(values["trace_dir"], given.job, config.environ())
+    lent.append(_core.bytes_or_null(records.folder))
+    given.trace_dir, given.trace_guarded = lent[-1], not records.asked
+    if store is not None and seats is not None and seats.hosts > 1:
+        from ..trace import clock
+
+        given.clock_offset_ns, given.clock_error_ns = clock.offset(place.rank, seats.host_of, store.allgather)
+    if rows is not None:
+        lent += [_core.row_or_null(rows.tensors), _core.row_or_null(rows.votes)]
+        given.tensor_fd, given.vote_fd = lent[-2:]
+        lent += [_core.keys_or_null(rows.tensor_keys), _core.keys_or_null(rows.vote_keys)]
+        given.tensor_keys, given.vote_keys = lent[-2:]
+    if seats is not None and seats.hosts > 1:
+        names = [_core.bytes_or_null(name) for name in seats.host_name]
+        lent += [*names, ffi.new("char *[]", names), _core.row_or_null(seats.host_of)]
+        given.host_name, given.host_of = lent[-2:]
+    return given, lent

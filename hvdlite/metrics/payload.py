@@ -1,0 +1,57 @@
+"""What does a rank send to rank 0 for the job's port? Its counts since init, and when it arrived in its last steps.
+
+It is JSON, in bytes padded to whole kilobytes: the core remembers requests by their sizes, and a new size each time
+would push out what it knows of the training's own. Nothing of what is received is believed without a look: ranks of a
+job trust each other, but a report that is damaged must not end anybody's training.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from .._core.memory import memory_stats
+from .step_rows import CARRIERS, PLACE, SIZES, History, row
+from .stragglers import clock_offset
+from .summary import devices, recent
+
+STEPS = 64  # of which a rank says when it arrived, at most
+_PADDED = 1024
+_COUNTS = ("exposed_ns", "negotiation_ns", "data_ns", "optimizer_ns", "submits", "rounds")
+
+
+def report(rank: int, host: str, history: History) -> dict[str, Any]:
+    """Of this rank, now. Raises HvdNotInitializedError."""
+    steps, now, clock = history.steps(), row(0), clock_offset()
+    assert now is not None
+    used = [carrier for carrier in CARRIERS if now[PLACE[f"messages.{carrier}"]]]
+    arrived = {}
+    if clock is not None:
+        arrived = {step.number: step.arrived_ns + clock[0] for step in recent(steps)[-STEPS:] if step.arrived_ns}
+    return {
+        "rank": rank, "host": host, "steps": now[0], "step_ns": now[1] - history.since_ns,
+        **{name: now[PLACE[name]] for name in _COUNTS},
+        "bytes": {carrier: now[PLACE[f"bytes.{carrier}"]] for carrier in used},
+        "messages": {carrier: now[PLACE[f"messages.{carrier}"]] for carrier in used},
+        "busy_ns": {carrier: now[PLACE[f"busy_ns.{carrier}"]] for carrier in used},
+        "links": {"out": now[PLACE["link_bytes_out"]], "in": now[PLACE["link_bytes_in"]]},
+        "sizes": {size: now[PLACE[f"size.{size}"]] for size in SIZES},
+        "memory": devices(), "core_memory": {use: n for use, n in memory_stats().items() if use != "total"},
+        "arrived": arrived,
+    }  # fmt: skip
+
+
+def packed(report: dict[str, Any]) -> bytes:
+    """To send."""
+    said = json.dumps(report, separators=(",", ":")).encode()
+    return said + b" " * (-len(said) % _PADDED)
+
+
+def unpacked(said: bytes) -> dict[str, Any] | None:
+    """What was sent; None: it is no report."""
+    try:
+        found = json.loads(said)
+        found["arrived"] = {int(number): int(time) for number, time in found["arrived"].items()}
+        return found
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return None

@@ -1,0 +1,100 @@
+"""How long does a bucket take on another number of ranks, or on another network? One formula for each medium.
+
+    own   each host has a wire of its own. Reduction on n hosts moves 2 (n - 1) / n S bytes over each (Patarasuk and
+          Yuan, JPDC 2009; Thakur et al., IJHPCA 2005). Its latency is the lesser of two, as the core chooses: `direct`,
+          where each further host costs two messages, and `halving`, where it grows by doublings.
+    bus   one medium for all: 2 (n - 1) S bytes pass it.
+    shm   ranks of one host: a + b S. What copies needs a processor: n ranks on fewer processors take n / cores times as
+          long. CPU work is conserved by that; how the system schedules it is not known.
+
+A fit on k ranks becomes one on n. A link that is given ("25gbit,20us") takes the place of a fit for what passes wires.
+`of_plan` takes a table of hvdlite.plan in place of a formula.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from .fit import Fit
+
+MEDIA = ("own", "bus", "shm")
+BUSY = 5e3  # ns that a message holds its sender or receiver, as the core reckons (csrc/algo/registry.c)
+PLAYED_MAX = 40_000  # moves of a plan: a second
+Cost = Callable[[float], float]  # bytes: ns
+
+
+@dataclass(frozen=True)
+class Place:
+    """n ranks on so many hosts, of so many processors each; medium: between hosts, or inside the only one. each: what
+    counts as a rank is a copy of the model on so many."""
+
+    ranks: int
+    hosts: int
+    cores: int
+    medium: str
+    each: int = 1
+
+
+def crowd(place: Place, need: float = 1.0) -> float:
+    """How many times longer work takes that keeps `need` processors of each rank busy, where processors are fewer."""
+    return max(1.0, place.ranks / place.hosts * need / place.cores) if place.cores else 1.0
+
+
+def cost(fit: Fit, recorded: Place, place: Place, link: tuple[float, float] | None) -> Cost:
+    """ns of a bucket by its bytes at `place`, from a fit at `recorded`. link: (ns, ns a byte) of the wires there."""
+    if place.ranks == 1:
+        return lambda size: 0.0
+    near = fit.a, fit.b
+    if recorded.medium != "shm" or place.hosts == place.ranks:
+        near = 0.0, 0.0  # what ranks of a host do among themselves was not measured, or there is nothing of it
+    elif recorded.ranks == 1:
+        near = 0.0, 0.0
+    share = crowd(place, place.each) / crowd(recorded, recorded.each)
+    near = near[0] * share, near[1] * share
+    n = place.hosts
+    if n == 1:
+        return lambda size: near[0] + near[1] * size
+    if link is not None:
+        late, each = 2 * link[0], 2 * link[1]
+    else:
+        late, each = fit.a / _latency(recorded.hosts, fit.a), fit.b / _share(recorded.hosts, place.medium)
+    late, each = late * _latency(n, late), each * _share(n, place.medium)
+    return lambda size: near[0] + late + (near[1] + each) * size
+
+
+def _share(hosts: int, medium: str) -> float:
+    """Of 2 S bytes, how many pass the wire that is busiest."""
+    return (hosts - 1) / hosts if medium == "own" else float(hosts - 1)
+
+
+def _latency(hosts: int, two: float) -> float:
+    """The latency on so many hosts by that on two, which is `two`."""
+    return min(math.ceil(math.log2(hosts)), 1 + 2 * (hosts - 2) * min(BUSY, two / 2) / two) if two else 1.0
+
+
+def of_plan(name: str, place: Place, link: tuple[float, float], biggest: float) -> Cost:
+    """The algorithm of that name, or file, played where each rank is a host with its ports, or on a bus; four sizes,
+    between them lines. Raises PlanError, ValueError."""
+    from ..plan.events import time_of
+    from ..plan.links import Links
+    from ..plan.registry import file, make
+
+    if place.ranks == 1:
+        return lambda size: 0.0
+    if place.hosts != place.ranks:
+        raise ValueError(
+            f"a plan can be simulated with one rank per host, not with {place.ranks} ranks on {place.hosts} [HVD008]"
+        )
+    links = (Links.bus if place.medium == "bus" else Links.uniform)(place.ranks, *link)
+    table = file(name) if name.endswith(".json") else make(name, place.ranks, links=links)
+    if len(table.moves) > PLAYED_MAX:
+        raise ValueError(
+            f"plan {table.name!r} has {len(table.moves)} moves: more than {PLAYED_MAX} take too long [HVD008]"
+        )
+    sizes = np.geomspace(4096, max(biggest, 8192), 4)
+    times = [time_of(table, int(size), links) for size in sizes]
+    return lambda size: float(np.interp(size, sizes, times))

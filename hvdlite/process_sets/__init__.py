@@ -1,0 +1,1 @@
+"""Process sets, which other libraries call process groups or communicators, and meshes of them."""

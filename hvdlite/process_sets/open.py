@@ -1,0 +1,101 @@
+"""How do ranks open a process set in the core together? They agree on its number and life, open, and hear of failures.
+
+The core takes a number that is free on all who open the set, and a life greater than all that they have used. So each
+says what it has in use (`place`), and all take the lowest free number and the next life (`opened`): all ranks of the
+job, or the members of the set alone. Sets without a common rank may have the same; those with one differ in both.
+
+`Tell` is how they say it: everyone's word, in the order of `among`, over whatever joins them. The second word says who
+has failed. When it is there, every member has taken its place in shared memory, and collectives may begin.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from .. import _core, mpi
+from ..errors.codes import coded
+
+if TYPE_CHECKING:
+    from ..transport.mesh import JobLinks, Rows
+
+Tell = Callable[[str, Any], list[Any]]  # what it is about, and this rank's word
+
+_links: JobLinks | None = None
+_lives = 0  # the greatest that a set has had here in this job, also one that did not come about
+_used: set[int] = set()  # numbers of sets that are open here
+
+
+def use_links(links: JobLinks | None) -> None:
+    """For `init`: where the streams of sets come from; None where no set needs any. No set is open yet."""
+    global _links, _lives
+    _links, _lives = links, 0
+    _used.clear()
+
+
+def address() -> str:
+    """Where other ranks reach this one: without links to them at 127.0.0.1, if all are on this host."""
+    if _links is not None:
+        return _links.ip
+    from ..transport.address import everywhere
+
+    return "127.0.0.1" if _core.cross_size() == 1 else everywhere()[0]
+
+
+def place() -> list[Any]:
+    """What the others must know before a set is opened: the numbers in use here, and the greatest life."""
+    return [sorted(_used), _lives]
+
+
+def opened(call: str, ranks: list[int], among: Sequence[int], places: Sequence[Any], tell: Tell) -> int:
+    """The number of the set, which is open on all of `among`; or raises on all of them, naming the first that failed.
+
+    places: what each of `among` has said of its place.
+    """
+    global _lives
+    taken = {each for used, _ in places for each in used}
+    number = next(free for free in itertools.count(1) if free not in taken)
+    _lives = 1 + max(lives for _, lives in places)
+    comm, failure = 0, None
+    try:
+        if mpi.enabled():
+            comm = mpi.current().prepare_set(ranks)
+        _core.set_open(number, _lives, ranks, *_streams(number, ranks))
+        _used.add(number)  # also if the others are never heard of again
+        _core.forget_unnamed(number)
+    except Exception as error:
+        failure = error
+    said = dict(zip(among, tell("opened", [None if failure is None else str(failure), comm != 0])))
+    failed = {rank: text for rank, (text, _) in said.items() if text is not None}
+    if failed:
+        if failure is None:
+            _close(number)
+        if all(said[rank][1] for rank in ranks) and comm:  # to free one takes all of its ranks
+            mpi.current().drop_comm(comm)
+        first = min(failed)
+        raise failure or RuntimeError(
+            coded("HVD306", f"{call} of ranks {ranks} failed on rank {first}: {failed[first]}")
+        )
+    if comm:
+        mpi.current().keep_set(number, comm)
+    return number
+
+
+def closed(number: int) -> None:
+    """The set of this number is closed here; all that have opened it call this."""
+    _close(number)
+    if mpi.enabled():
+        mpi.current().drop_set(number)
+
+
+def _close(number: int) -> None:
+    _used.discard(number)
+    _core.set_close(number)
+
+
+def _streams(number: int, ranks: list[int]) -> Rows | tuple[()]:
+    """A set's streams, for the core. No two ranks are in two sets of one number and life: that names the streams."""
+    if _links is None or _core.rank() not in ranks:
+        return ()
+    return _links.rows(f"set {number} of {_lives}", ranks, _core.raise_failure)

@@ -1,0 +1,1 @@
+"""How the processes of a job find their ranks and meet: discovery, the store's client, bootstrap."""

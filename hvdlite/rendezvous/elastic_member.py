@@ -1,0 +1,123 @@
+"""What does a process of an elastic job bring when ranks meet, and what does it hear meanwhile?
+
+Its number, from the launcher; and the number of its last commit, which says whether it has state, and how new. Rank 0
+also holds a connection on which the launcher tells of ranks that wait to come and of those that are to go; it is looked
+at when the training function commits.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from .. import _core, config
+from ..errors import HvdInitError
+from . import discovery
+
+if TYPE_CHECKING:
+    from . import store_client  # else late: what it loads takes its time, and most jobs are not elastic
+
+commit = -1  # the number of this process's last commit, the same on all ranks; -1: it has no state yet
+entered = False
+calls = 0  # of training functions, in this process
+_returned: bool | None = False  # the training function, and the launcher knows; None: it has raised
+_news: list[store_client.News] = []
+_values: dict[str, Any] = {}
+
+
+def is_elastic() -> bool:
+    """Whether this process has joined an elastic job."""
+    return bool(_values)
+
+
+def joined(values: Mapping[str, Any], version: str, wire: int) -> tuple[discovery.Place, store_client.Store]:
+    """Waits until the next epoch opens; this rank's place in it. Raises HvdRemoved, HvdInitError."""
+    from . import store_client
+
+    forget_news()
+    store = store_client.connect_as(
+        values["store_addr"],
+        values["store_port"],
+        values["secret_key"],
+        member=values["member"],
+        commit=commit,
+        version=version,
+        wire=wire,
+        timeout=values["start_timeout"],
+    )
+    _values.clear()
+    _values.update(values)
+    place = discovery.Place(store.rank, store.size, store.local_rank, store.local_size, None, None, discovery.OWN)
+    return place, store
+
+
+def wait_preparing(values: Mapping[str, Any]) -> bool:
+    """A process that comes later does all that it has to do first while the others go on: it meets them when its
+    training function begins, and until then its place is a guess (hvd.rank() is not 0). Whether that is so now."""
+    global entered
+    if values["expected_place"] is None or entered:
+        return False
+    _values.clear()
+    _values.update(values)
+    rank, size, local_rank, local_size, cross_rank, cross_size = map(int, values["expected_place"].split(","))
+    _core.prepare((rank, size, local_rank, local_size, cross_rank, cross_size))
+    return True
+
+
+def enter() -> bool:
+    """The training function begins. Whether this process was preparing."""
+    global entered
+    entered = True
+    was = bool(_core.preparing)
+    _core.prepare(None)
+    return was
+
+
+def tell_environment(place: discovery.Place) -> None:
+    """What scripts read of their place in their environment is true again."""
+    told = {
+        "RANK": place.rank,
+        "SIZE": place.size,
+        "LOCAL_RANK": place.local_rank,
+        "LOCAL_SIZE": place.local_size,
+        "CROSS_RANK": place.cross_rank,
+        "CROSS_SIZE": place.cross_size,
+    }
+    torchruns = {"RANK": place.rank, "WORLD_SIZE": place.size, "LOCAL_RANK": place.local_rank}
+    torchruns["LOCAL_WORLD_SIZE"] = place.local_size
+    ours = {prefix + name: number for prefix in (config.PREFIX, config.ALIAS_PREFIX) for name, number in told.items()}
+    config.put({name: str(number) for name, number in {**torchruns, **ours}.items()})
+
+
+def news() -> dict[str, int]:
+    """Of rank 0: how many wait to come ("come") and are to go ("go"). The first call tells the launcher that training
+    has begun."""
+    if not _values:
+        return {}
+    if not _news:
+        _news.append(_watching(False))
+    return _news[0].latest()
+
+
+def trains(returned: bool | None) -> None:
+    """Tells the launcher whether the training function has returned on this rank: its end means another thing then.
+    None: it has raised, and the script may catch that and end well."""
+    global _returned
+    if _values and returned != _returned:
+        _returned = returned
+        with contextlib.suppress(HvdInitError, OSError, ValueError):  # without a launcher nobody judges it
+            _watching(returned).close()
+
+
+def _watching(returned: bool | None) -> store_client.News:
+    from . import store_client
+
+    address, port, secret = (_values[name] for name in ("store_addr", "store_port", "secret_key"))
+    return store_client.News(address, port, secret, _values["member"], _values["start_timeout"], returned)
+
+
+def forget_news() -> None:
+    """The ranks change."""
+    while _news:
+        _news.pop().close()

@@ -1,0 +1,131 @@
+"""Which ranks share a host, and is what the launcher told each of them true? Pure.
+
+A launcher, or a hand-made environment, tells a rank its local rank and how many ranks its host has. If that is wrong,
+ranks wait for memory that no-one can share, or two of them take the same GPU. So every rank brings the identity of its
+host to the meeting (address.host_id), and all of them look at all claims: `misplaced` says in one sentence, the same on
+every rank, who is told what and what is true. What a launcher does not tell (srun knows no cross rank as Horovod counts
+it) `completed` fills in.
+
+cross_rank counts as in Horovod: among the hosts that have a rank of the same local rank. Launchers that tell the number
+of the host instead are believed as well, where the two agree that no two ranks have the same seat.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from ..errors.rank_ranges import as_runs
+from .discovery import Place
+
+Record = Mapping[str, Any]
+_REMEDY = "Start the job with hvdlite-run, or set HVDLITE_LOCAL_RANK, _LOCAL_SIZE, _CROSS_RANK and _CROSS_SIZE right"
+
+
+class Seats(NamedTuple):
+    """Where all ranks are: the number of each rank's host (in the order of first ranks) and the host's name."""
+
+    host_of: list[int]
+    host_name: list[str]
+
+    @property
+    def hosts(self) -> int:
+        """How many hosts the job has."""
+        return max(self.host_of) + 1
+
+    @property
+    def homogeneous(self) -> bool:
+        """Whether every host has the same number of ranks."""
+        return len(set(Counter(self.host_of).values())) == 1
+
+    def on_host_of(self, rank: int) -> list[int]:
+        """The ranks of the host of `rank`, in order."""
+        return [other for other, host in enumerate(self.host_of) if host == self.host_of[rank]]
+
+
+def claims(place: Place, identity: str, host: str) -> dict[str, Any]:
+    """A rank's part of its record: what it was told, and which host it is really on."""
+    told = {name: getattr(place, name) for name in ("local_rank", "local_size", "cross_rank", "cross_size")}
+    return {**told, "host": host, "host_id": identity}
+
+
+def seats_of(records: Sequence[Record]) -> Seats:
+    """Where the ranks are, from everyone's record in rank order. Hosts of one name are told apart by a number."""
+    numbers: dict[str, int] = {}
+    host_of = [numbers.setdefault(record["host_id"], len(numbers)) for record in records]
+    names = [str(record["host"]) for record in records]
+    hosts_called: dict[str, set[int]] = {}
+    for name, host in zip(names, host_of):
+        hosts_called.setdefault(name, set()).add(host)
+    shown = [f"{name}#{host}" if len(hosts_called[name]) > 1 else name for name, host in zip(names, host_of)]
+    return Seats(host_of, shown)
+
+
+def completed(place: Place, seats: Seats) -> Place:
+    """The place with what the launcher has not told."""
+    local = seats.on_host_of(place.rank)
+    local_rank = local.index(place.rank) if place.local_rank is None else place.local_rank
+    fellows = sorted(host for host, ranks in Counter(seats.host_of).items() if ranks > local_rank)
+    mine = seats.host_of[place.rank]
+    return place._replace(
+        local_rank=local_rank,
+        local_size=len(local),
+        cross_rank=fellows.index(mine) if place.cross_rank is None else place.cross_rank,
+        cross_size=len(fellows) if place.cross_size is None else place.cross_size,
+    )
+
+
+def misplaced(records: Sequence[Record]) -> str | None:
+    """What ranks were told about their hosts that is not so, in one sentence; None if all of it is true."""
+    seats = seats_of(records)
+    ranks_of: dict[int, list[int]] = {}
+    told = Counter((host, record["local_rank"]) for host, record in zip(seats.host_of, records))
+    for rank, host in enumerate(seats.host_of):
+        ranks_of.setdefault(host, []).append(rank)
+    for rank, record in enumerate(records):
+        local = ranks_of[seats.host_of[rank]]
+        size, number, name = record["local_size"], record["local_rank"], seats.host_name[rank]
+        if size is not None and size != len(local):
+            others = "" if len(local) == len(records) else f"; the others are on {_elsewhere(seats, rank)}"
+            return (
+                f"rank {rank} was told that {size} of {len(records)} ranks are on its host, but {len(local)} "
+                f"{'is' if len(local) == 1 else 'are'} on {name} (ranks {as_runs(local)}){others}. {_REMEDY}; "
+                "HVDLITE_HOST_ID tells hosts apart that look like one, or joins what looks like several."
+            )
+        if number is not None and told[seats.host_of[rank], number] > 1:
+            same = [other for other in local if records[other]["local_rank"] == number]
+            return f"ranks {as_runs(same)} on {name} were all told that they are local rank {number}. {_REMEDY}."
+    return _crossed(records, seats)
+
+
+def _crossed(records: Sequence[Record], seats: Seats) -> str | None:
+    taken: dict[tuple[int, int], int] = {}
+    fellows_of = Counter(record["local_rank"] for record in records)
+    hosts = seats.hosts
+    for rank, record in enumerate(records):
+        number, cross, size = record["local_rank"], record["cross_rank"], record["cross_size"]
+        if number is None or cross is None:
+            continue
+        other = taken.setdefault((number, cross), rank)
+        if other != rank:
+            return (
+                f"rank {other} on {seats.host_name[other]} and rank {rank} on {seats.host_name[rank]} were both told "
+                f"that they are local rank {number} of host {cross} (HVDLITE_CROSS_RANK). {_REMEDY}."
+            )
+        fellows = fellows_of[number]
+        if size is not None and size not in (fellows, hosts):
+            return (
+                f"rank {rank} was told that {size} hosts have a local rank {number} (HVDLITE_CROSS_SIZE), but "
+                f"{fellows} of {hosts} do. {_REMEDY}."
+            )
+    return None
+
+
+def _elsewhere(seats: Seats, rank: int) -> str:
+    """`nodeB (ranks 2-3)`, for up to three hosts other than that of `rank`."""
+    first = {host: other for other, host in reversed(list(enumerate(seats.host_of))) if host != seats.host_of[rank]}
+    shown = [
+        f"{seats.host_name[other]} (ranks {as_runs(seats.on_host_of(other))})" for _, other in sorted(first.items())
+    ]
+    return ", ".join(shown[:3]) + (f" and {len(shown) - 3} more" if len(shown) > 3 else "")

@@ -1,0 +1,1 @@
+"""Proofs and signatures: the job's secret, the handshake, signed frames and pickles, CURVE for ZeroMQ."""

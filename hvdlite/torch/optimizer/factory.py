@@ -1,0 +1,210 @@
+"""How does any torch optimizer become one whose gradients are averaged over all ranks, while backward still runs?
+
+`DistributedOptimizer` returns an object of a new class, made of our methods and the class of the optimizer it is given:
+isinstance, LR schedulers and GradScaler see the original. It takes over state and parameter groups, not copies. Hooks
+on the parameters start each gradient's allreduce in place when backward has accumulated it; the end of backward waits
+for all. With one rank there are no hooks, unless the job is elastic and may grow.
+
+What users should know:
+  - Every rank sends every trainable parameter once per backward (of the last of `backward_passes_per_step`). Where
+    backward did not reach one on this rank, zeros are sent and its gradient becomes the average of the others; where it
+    was reached on no rank, the gradient becomes zero, not None, so weight decay and momentum act on it. Frozen
+    parameters (requires_grad=False) are left alone.
+  - Ranks run the same number of backward passes per step. One that skips backward altogether takes part in `step` (or
+    `synchronize`); until then it must call no other collective that blocks, since the others wait in backward for it.
+    `optimizer.wait_in_backward = False` moves their waiting to step() as well.
+  - An exception in backward that a rank catches ends the step for all: the other ranks raise HvdMismatchError, which
+    names it, where they wait (`failed_backward`). All go on by zero_grad() and the next batch.
+  - In the first rounds the ranks compare their parameters (`initial_check`): in another order without
+    `named_parameters` they
+    are an HvdMismatchError, and with other values a warning; HVDLITE_CHECK_START says otherwise.
+  - A user's hooks on a parameter run first, those on its AccumulateGrad node may not.
+  - Several threads that run backward for one optimizer at once need backward_passes_per_step = their number.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+
+from ... import _core
+from ...ops import Adasum, Average, op_of
+from ...process_sets.process_set import ProcessSet, global_process_set
+from ...rendezvous import elastic_member
+from ...training.gradient_tracker import GradientBook
+from .. import storage_check
+from ..compression import Compression
+from .adasum import Combination, Delta
+from .averaging_weights import WeightedAverage
+from .gradient_codec import Wire
+from .grouping import InGroups
+from .methods import Copyless, Distributed
+from .names import grouped, named, numbered, suffix_for
+from .reducer import Exchange
+
+made_in: str | None = None  # what the classes of distributed optimizers say about where they are from; None: the base's
+
+
+def DistributedOptimizer(
+    optimizer: torch.optim.Optimizer,
+    named_parameters: Iterable[tuple[str, torch.Tensor]] | None = None,
+    compression: Any = Compression.none,
+    backward_passes_per_step: int = 1,
+    op: int | WeightedAverage = Average,
+    gradient_predivide_factor: float = 1.0,
+    num_groups: int = 0,
+    groups: int | Sequence[Sequence[torch.Tensor]] | None = None,
+    sparse_as_dense: bool = False,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """Return an optimizer of the same class whose ``step`` uses gradients that are reduced over all ranks.
+
+    It shares the parameter groups and the state of ``optimizer``. Backward sends each gradient as soon as it is ready,
+    and returns when all are reduced. All ranks must run the same number of backward passes per step. A parameter that
+    backward did not reach on this rank contributes zeros. ``Adasum`` is the exception: it combines the changes that
+    local steps make (Maleki et al., 2020), and reduces no gradients.
+
+    The first rounds compare the parameters of the ranks. Set ``HVDLITE_CHECK_START`` to change what a difference does.
+
+    Args:
+        optimizer (torch.optim.Optimizer): the optimizer to wrap.
+        named_parameters (iterable of (str, tensor), optional): usually ``model.named_parameters()``; the same names on
+            all ranks. Default: parameters are matched by their places in the optimizer.
+        compression (Compressor): form in which gradients travel. Default: ``Compression.none``.
+        backward_passes_per_step (int): backward passes whose gradients are summed before they travel. Default: 1.
+        op (int or WeightedAverage): ``Average``, ``Sum``, ``Min``, ``Max``, ``Product``, ``Adasum`` or a
+            ``WeightedAverage``. Default: ``Average``.
+        sparse_as_dense (bool): True sends sparse gradients dense. False gathers their indices and values. Default:
+            False.
+        process_set (ProcessSet): ranks that take part; on other ranks the optimizer stays local. Default: all ranks.
+        groups (int or list of lists of tensors, optional): parameters whose gradients travel together, or a number of
+            groups to make. Results do not depend on it.
+        gradient_predivide_factor (float): with ``Average`` only: gradients are divided by it before the sum and by size
+            / factor after it, which keeps float16 sums in range. Default: 1.0.
+        num_groups (int): Horovod's old name of an integer ``groups``. Default: 0.
+
+    Returns:
+        torch.optim.Optimizer: a new object, also with ``synchronize``, ``skip_synchronize``, ``no_sync``,
+        ``set_backward_passes_per_step`` and ``register_comm_hook``.
+
+    Raises:
+        HvdNotInitializedError: before ``init``.
+        ValueError: for names that are missing or not unique, and for arguments that exclude each other or have invalid
+            values. For parameters that wrap other tensors, such as DTensor.
+        TypeError: if ``optimizer`` or ``process_set`` has a wrong type.
+
+    Example:
+        >>> weight = torch.nn.Parameter(torch.tensor([5.0]))
+        >>> optimizer = torch.optim.SGD([weight], lr=1.0)
+        >>> optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=[("weight", weight)])
+        >>> (weight * (hvd.rank() + 1)).sum().backward()
+        >>> optimizer.step()
+        >>> weight.tolist()
+        [3.5]
+    """
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise TypeError(f"expected a torch.optim.Optimizer, not {type(optimizer).__name__} [HVD223]")
+    if isinstance(optimizer, Copyless):
+        raise ValueError("this optimizer is a DistributedOptimizer already [HVD223]")
+    if not isinstance(process_set, ProcessSet):
+        raise TypeError(f"process_set must be a hvd.ProcessSet, not {process_set!r} [HVD212]")
+    size, _ = _core.size(), process_set.size()  # ValueError for a set that was not added
+    predivides = isinstance(gradient_predivide_factor, (int, float)) and gradient_predivide_factor > 0
+    if not predivides or isinstance(gradient_predivide_factor, bool):
+        raise ValueError(f"gradient_predivide_factor={gradient_predivide_factor!r} must be a number above 0 [HVD222]")
+    weighted = isinstance(op, WeightedAverage)
+    chosen: Any = op if weighted else op_of(None, op)  # type: ignore[arg-type]
+    if gradient_predivide_factor != 1.0 and (weighted or chosen != Average):
+        raise ValueError("gradient_predivide_factor not supported with op != Average: it needs op=hvd.Average [HVD224]")
+    if not (callable(getattr(compression, "compress", None)) and callable(getattr(compression, "decompress", None))):
+        raise ValueError(
+            f"compression={compression!r} must have the functions compress and decompress of a Compressor [HVD208]"
+        )
+    GradientBook(backward_passes_per_step)  # its check, for one rank as well
+    pairs = named(optimizer, named_parameters)
+    names = {} if named_parameters is None else dict(pairs)
+    refuse_wrappers(pairs)
+    members = grouped(groups, num_groups, [parameter for parameter, _ in pairs])
+    may_grow = elastic_member.is_elastic() and process_set is global_process_set  # a job of one rank now, of more later
+    alone = not may_grow and (size == 1 or not process_set.included() or process_set.size() == 1)
+    combines = chosen == Adasum and not weighted and not alone
+    for parameter, name in pairs:
+        if parameter.is_complex() and not combines:
+            raise ValueError(
+                f"parameter {name!r} is {parameter.dtype}, which cannot be averaged: keep it as two reals [HVD202]"
+            )
+    if not alone:
+        pairs, serial = numbered(pairs, process_set), suffix_for(["optimizer"], process_set)
+    if combines:
+        wrapped = _wrapped(optimizer, Delta, names)
+        wrapped.__dict__["_hvd_delta"] = Combination(pairs, serial, compression, process_set)
+        wrapped.__dict__["_hvd_passes"] = backward_passes_per_step
+        return wrapped
+    wrapped = _wrapped(optimizer, Distributed, names)
+    wrapped.__dict__["_hvd_passes"] = backward_passes_per_step
+    if not alone:
+        bare = compression is Compression.none
+        wire = Wire(chosen, gradient_predivide_factor, compression, process_set, serial, bare, bool(sparse_as_dense))
+        exchange = Exchange(wire, backward_passes_per_step)
+        for parameter, name in pairs:
+            exchange.add(parameter, name)
+        if members:
+            exchange.carrier = InGroups(exchange, members)
+        wrapped.__dict__["_hvd"] = exchange
+        wire.start.optimizer = weakref.ref(wrapped)
+        weakref.finalize(wrapped, exchange.hooks.remove)
+    return wrapped
+
+
+def refuse_wrappers(pairs: Iterable[tuple[torch.Tensor, str]]) -> None:
+    """ValueError that names the first trainable parameter which has no memory of its own."""
+    for parameter, name in pairs:
+        why = storage_check.wrapped(parameter) if parameter.requires_grad else None
+        if why is not None:
+            raise ValueError(f"parameter {name!r} is {why} [HVD203]")
+
+
+def _wrapped(optimizer: torch.optim.Optimizer, methods: type, names: dict[torch.Tensor, str]) -> Any:
+    """The optimizer as an object of a class with our methods before its own."""
+    base = type(optimizer)
+    wrapped: Any = object.__new__(type(base.__name__, (methods, base), {"__module__": made_in or base.__module__}))
+    wrapped.__dict__.update(optimizer.__dict__)
+    wrapped._hvd_names = names  # what broadcast_optimizer_state knows parameters by
+    if hasattr(wrapped.__dict__.pop("step", None), "_wrapped_by_lr_sched"):
+        # A scheduler made before wrapping watches the original for step(), to warn of a wrong order: let it see ours.
+        optimizer._opt_called = True  # type: ignore[attr-defined]
+        wrapped._hvd_original = optimizer  # the scheduler itself holds it as well; the groups are shared
+    if hasattr(optimizer, "_optimizer_load_state_dict_post_hooks"):  # Optimizer.__init__ may have been left out
+        groups, state = optimizer.param_groups, optimizer.state  # the hooks of both are one dict
+        told = weakref.ref(wrapped)
+        optimizer.register_load_state_dict_post_hook(
+            lambda loaded: _load_shared(loaded, groups, state, told()), prepend=True
+        )
+    return wrapped
+
+
+def _load_shared(loaded: Any, groups: list[dict[str, Any]], state: dict[Any, Any], wrapped: Any) -> None:
+    """Move what load_state_dict has put into new groups and a new state into those that the original and the wrapped
+    optimizer share: a scheduler made before wrapping holds the original, and the user may load into either."""
+    if getattr(wrapped, "_hvd", None) is not None:
+        wrapped._hvd.wire.start.ask()
+    if isinstance(wrapped, Delta):
+        wrapped._hvd_delta.drop()
+    by_first = {id(group["params"][0]): group for group in groups if group["params"]}
+    shared = []
+    for new in loaded.param_groups:
+        group = by_first.get(id(new["params"][0]), new) if new["params"] else new
+        if group is not new:
+            group.clear()
+            group.update(new)
+        shared.append(group)
+    if loaded.state is not state:
+        state.clear()
+        state.update(loaded.state)
+    if len(shared) == len(groups):  # else some were removed from this one
+        groups[:] = shared
+        shared = groups
+    loaded.param_groups, loaded.state = shared, state

@@ -1,0 +1,1 @@
+"""What the optimizers of all frameworks share: pending gradients, steps, the comparison of replicas."""

@@ -1,0 +1,44 @@
+"""How does a process of a job begin on its host? With pipes for its output, its environment, and its CPUs.
+
+A rank runs the command of the order, rank 0 perhaps at a terminal. A server of tables is no rank: its number is above
+those of all ranks, it runs hvdlite.ps.server_main by this host's own Python, and it is bound to no CPUs, since it works
+for all ranks.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from hvdlite.system import python_command
+
+from . import cpu_binding, process, terminal
+
+
+def begun(
+    order: Mapping[str, Any], each: Mapping[str, Any], stdin: int, null: int, kinds: tuple[int, int]
+) -> tuple[int, dict[int, int]]:
+    """Its pid, and where its output is read, stdout and stderr by these kinds. stdin: of rank 0, or -1; null: of all
+    others. Raises OSError, binding.BindError; nothing stays open then."""
+    first, is_server = each["rank"] == 0, "HVDLITE_SERVER" in each["environ"]
+    pty = order["pty"] if first else None
+    ends = {kind: terminal.pair(pty) if pty else os.pipe() for kind in kinds}
+    out, err = (write_end for _, write_end in ends.values())
+    environ = {**order["environ"], **each["environ"]}
+    try:
+        command = python_command.words("hvdlite.ps.server_main", "main()") if is_server else order["command"]
+        cpus = None if is_server else cpu_binding.cpus_of(order["bind"], environ)
+        streams = (stdin if first and stdin >= 0 else null, out, err)
+        pid = process.start(command, environ, order["cwd"], streams, cpus)
+    except BaseException:
+        _close(read_end for read_end, _ in ends.values())
+        raise
+    finally:
+        _close((out, err))
+    return pid, {kind: read_end for kind, (read_end, _) in ends.items()}
+
+
+def _close(descriptors: Iterable[int]) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)

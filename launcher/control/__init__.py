@@ -1,0 +1,1 @@
+"""The launcher's side of the agents: registration, orders, heartbeats, the end of a job."""

@@ -1,0 +1,51 @@
+"""Who still runs long after others have ended well? That may be right (rank 0 saves, or evaluates), and it may hang.
+
+Nobody waits for such a rank in a collective, so no stall report will name it, and the launcher waits with it. So after
+the time of a stall report it says once who still runs and, of those on this host, in which state: a rank that is
+stopped will not end before somebody lets it go on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ..agent import process
+from .ending import Ending
+
+STATES = {"T": "is stopped (SIGCONT lets it go on)", "t": "is stopped by a debugger", "D": "waits for a disk or device"}
+NAMED = 8  # of many ranks these are enough
+
+
+class Lingering:
+    """patience: seconds after the last end that was a good one; 0: for ever. say: to the user."""
+
+    def __init__(self, ending: Ending, patience: float, say: Callable[[str], None]) -> None:
+        self._ending, self._patience, self._say = ending, patience, say
+        self._ended = 0  # ranks
+        self._since: float | None = None
+
+    def due(self) -> float | None:
+        """When `look` has something to do; None: never."""
+        return None if self._since is None else self._since + self._patience
+
+    def look(self, now: float) -> None:
+        """Says who still runs, if it is time to. Once for each time that a rank has ended."""
+        codes, living = self._ending.codes, self._ending.living
+        if len(codes) != self._ended:
+            self._ended = len(codes)
+            self._since = now if self._patience and living and not any(codes.values()) else None
+        if self._since is None or now < self._since + self._patience:
+            return
+        self._since = None
+        if self._ending.culprit() is not None or self._ending.asked is not None:
+            return
+        told = [f"{self._ending.who(rank)} {_state(self._ending, rank)}" for rank in sorted(living)[:NAMED]]
+        more = f", and {len(living) - NAMED} more" if len(living) > NAMED else ""
+        self._say(f"{self._ended} of {self._ended + len(living)} ranks have ended well, the last of them "
+                  f"{self._patience:g} s ago; {', '.join(told)}{more} [HVD505]")  # fmt: skip
+
+
+def _state(ending: Ending, rank: int) -> str:
+    """In words, as far as it can be seen from here."""
+    letter = "" if ending.far else process.state_of(ending.pids.get(rank, 0))[0]
+    return STATES.get(letter, "still runs")

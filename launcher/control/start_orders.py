@@ -1,0 +1,71 @@
+"""What is each host's agent told to start, and with which environment? Pure but for the choice of a port.
+
+The agent of the launcher's own host, a fork of it, gets all: command, folder, the whole environment with the secret.
+Those of other hosts know these by now, from where nobody listens (starters/agent_startup.py, starters/rendezvous.py);
+over the network goes only what the start itself has decided, of which nothing is secret. Ranks that meet over their MPI
+are told no place.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ..agent import rank_environment
+from ..hosts import hosts
+from ..hosts.hosts import Slot
+from .plan import Gathered, Plan
+
+if TYPE_CHECKING:
+    from .agent_link import Branch
+
+
+class Orders:
+    """Of one job. first: the agent of rank 0's host."""
+
+    def __init__(self, plan: Plan, far: Gathered, meeting: rank_environment.Meeting, first: Branch) -> None:
+        leader = None if first.peer is None else (first.peer, int(first.hello["torch_port"]))
+        self._plan, self._far, self._secret = plan, far, meeting.secret
+        self._told = {} if plan.over_mpi else rank_environment.of_job(plan.environ, meeting, far.slots, leader)
+        self._told.update(rank_environment.of_attempt(plan.attempt, plan.max_restarts))
+        if plan.servers:  # by a flag on this host alone, where the same command is not given on all
+            self._told["HVDLITE_SERVERS"] = str(plan.servers)
+
+    def of(self, ranks: Collection[int], host: str, own: bool, slots: Sequence[Slot] | None = None) -> dict[str, Any]:
+        """The order to start these ranks. own: for the agent of the launcher's own host. slots: of ranks that come
+        later; None: those of the job's start."""
+        plan, slots = self._plan, self._far.slots if slots is None else slots
+        environ = {**self._told, **self._far.told.get(host, {})}
+        order: dict[str, Any] = {"do": "start", "bind": plan.bind, "pty": plan.pty}
+        order["ranks"] = [
+            {"rank": slot.rank, "environ": {} if plan.over_mpi else rank_environment.of_rank(slot, len(slots))}
+            for slot in slots
+            if slot.rank in ranks
+        ]
+        order["servers"] = [
+            {"rank": len(slots) + number, "environ": rank_environment.of_server(number, plan.servers, len(slots))}
+            for number, name in enumerate(hosts.of_servers(slots, plan.servers))
+            if name == host
+        ]
+        if own:
+            base = rank_environment.inherited(plan.environ, plan.options, slots, plan.as_horovod)
+            environ = {**base, **environ, **rank_environment.secret_of(self._secret)}
+            order.update(command=list(plan.command), cwd=os.getcwd())
+        if plan.elastic is not None:
+            order["hold"] = True  # the agent does not end with its last rank
+            for each in order["ranks"]:
+                each["environ"]["HVDLITE_MEMBER"] = str(each["rank"])
+        order["stdin"] = plan.stdin and 0 in ranks and not own  # see agent/stdin.py; the own agent has the descriptor
+        return {**order, "environ": environ}
+
+
+def shown(order: Mapping[str, Any], host: str) -> list[str]:
+    """The places that an order tells of, a line for each rank and server."""
+    lines = []
+    for told in [*order["ranks"], *order["servers"]]:
+        pairs = " ".join(f"{name}={value}" for name, value in sorted(told["environ"].items()))
+        server = told["environ"].get("HVDLITE_SERVER")
+        who = f"rank {told['rank']}" if server is None else f"server {server}"
+        lines.append(f"{who} on {host}: {pairs}")
+    return lines

@@ -1,0 +1,189 @@
+"""How does a function come to the ranks, and what it returns back to who called `run`? Over this desk.
+
+The process that calls hvdlite.run listens here, at one address: loopback, or the one that the job's other hosts reach.
+Each rank (hvdlite/executors/worker.py) connects once, proves a key that was made for this call alone (the handshake of
+control/registration.py) and says which rank it is; it is handed the call, and hands in one answer. Both travel in
+signed frames (hvdlite/security/framing.py): PART for each megabyte, then one with the rest, whose kind says that it is
+the last, and of what. Nothing is unpickled here, and nothing is parsed before its rank has proved the key.
+
+A connection that ends before its answer is complete is a loss, and the order of losses and answers is kept: the first
+of them that is not the consequence of another is what the caller is told. One thread, no blocking call; `turn` serves
+what is ready.
+"""
+
+from __future__ import annotations
+
+import argparse
+import selectors
+import socket
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+from hvdlite.security import framing
+
+from .control import registration
+from .hosts import address, hosts, scheduler
+from .placement import host_flags
+from .starters import ssh
+
+RETURNED, RAISED, SUFFERED = 1, 2, 3  # kinds of answers; who suffered has raised because another rank is gone
+PART, CALL = 4, 5
+PART_BYTES = 1 << 20
+KEY = "HVDLITE_CALL_KEY"  # the variable that ranks find the key in
+_READ_BYTES = 1 << 18
+SILENCE_S = 5.0  # of a rank's host, before it counts as lost; as --agent-timeout by default
+
+
+class Answer(NamedTuple):
+    """What became of a rank. kind 0: it went without an answer, and body says why, if that is known. who: its host and
+    process. In an elastic job its number is the member's, and body says which rank it was in the end."""
+
+    rank: int
+    kind: int
+    body: bytes
+    who: str
+
+
+class _Guest:
+    def __init__(self, sock: socket.socket, session: framing.Session, rank: int, who: str, call: bytes) -> None:
+        self.sock, self.rank, self.who = sock, rank, who
+        self.frames = frames(session, CALL, call)
+        self.unsent = memoryview(b"")
+        self.reader = framing.FrameReader(session, PART_BYTES + 1)
+        self.held = bytearray()
+
+
+def frames(session: framing.Session, kind: int, body: bytes) -> Iterator[bytes]:
+    """The frames of a call or an answer, made as they are sent."""
+    for at in range(0, len(body) - PART_BYTES, PART_BYTES):
+        yield session.pack(PART, body[at : at + PART_BYTES])
+    yield session.pack(kind, body[max(0, (len(body) - 1) // PART_BYTES * PART_BYTES) :])
+
+
+class Desk:
+    """Serves a call of `size` ranks at `address`; None: as many as come. Raises OSError when it cannot listen there."""
+
+    def __init__(self, key: bytes, address: str, size: int | None, call: bytes) -> None:
+        self._muster = registration.Muster(key, address)
+        self._size, self._call = size, call
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._muster, selectors.EVENT_READ)
+        self._guests: dict[int, _Guest] = {}
+        self.seen: set[int] = set()  # ranks that have come
+        self.answers: list[Answer] = []  # in the order in which they came
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Where it listens: (host, port)."""
+        return self._muster.address
+
+    def fileno(self) -> int:
+        """Readable when `turn` has something to do."""
+        return self._selector.fileno()
+
+    def turn(self) -> None:
+        """Serves what is ready."""
+        for arrival in self._muster.turn():
+            self._welcome(arrival)
+        for key, events in self._selector.select(0):
+            if key.fileobj is self._muster:
+                continue
+            guest: _Guest = key.data
+            try:
+                if events & selectors.EVENT_WRITE:
+                    self._hand_out(guest)
+                if events & selectors.EVENT_READ:
+                    self._take_in(guest)
+            except BlockingIOError:
+                continue
+            except (OSError, EOFError, ValueError) as error:
+                self._leave(guest, 0, str(error) if isinstance(error, framing.WireError) else "")
+
+    def close(self) -> None:
+        """Serves nobody any more."""
+        for guest in self._guests.values():
+            guest.sock.close()
+        self._muster.close()
+        self._selector.close()
+
+    def _welcome(self, arrival: registration.Arrival) -> None:
+        rank, pid = arrival.hello.get("rank"), arrival.hello.get("pid")
+        wrong = not isinstance(rank, int) or rank in self.seen or not isinstance(pid, int)
+        if wrong or rank < 0 or (self._size is not None and rank >= self._size):
+            arrival.sock.close()
+            return
+        who = f"({str(arrival.hello.get('host', '?'))[:64]}, pid {pid})"
+        guest = _Guest(arrival.sock, arrival.session, rank, who, self._call)
+        registration.keep_watch(arrival.sock, False, SILENCE_S)
+        self.seen.add(rank)
+        self._guests[rank] = guest
+        self._selector.register(arrival.sock, selectors.EVENT_READ | selectors.EVENT_WRITE, guest)
+
+    def _hand_out(self, guest: _Guest) -> None:
+        while guest.unsent or (frame := next(guest.frames, b"")):
+            guest.unsent = guest.unsent or memoryview(frame)
+            guest.unsent = guest.unsent[guest.sock.send(guest.unsent) :]
+        self._selector.modify(guest.sock, selectors.EVENT_READ, guest)
+
+    def _take_in(self, guest: _Guest) -> None:
+        chunk = guest.sock.recv(_READ_BYTES)
+        if not chunk:
+            guest.reader.end()
+            raise EOFError
+        for kind, body in guest.reader.feed(chunk):
+            guest.held += body
+            if kind in (RETURNED, RAISED, SUFFERED):
+                self._leave(guest, kind)
+                return
+            if kind != PART:
+                raise ValueError
+
+    def _leave(self, guest: _Guest, kind: int, why: str = "") -> None:
+        self._selector.unregister(guest.sock)
+        guest.sock.close()
+        del self._guests[guest.rank]
+        self.answers.append(Answer(guest.rank, kind, bytes(guest.held) if kind else why.encode(), guest.who))
+
+
+def address_for(asked: argparse.Namespace, size: int | None, environ: Mapping[str, str]) -> str:
+    """Where the desk of a job is to listen, whose hosts are those that a command line means; size: None: all.
+
+    Raises ValueError for hosts that cannot be, or that no route leads to.
+    """
+    try:
+        if asked.hostfile is not None:
+            with open(asked.hostfile, encoding="utf-8", errors="replace") as file:
+                listed = hosts.parse_hostfile(file.read(), asked.hostfile)
+        elif asked.hosts is not None:
+            listed = hosts.parse_hosts(asked.hosts)
+        else:
+            listed = _allocated(environ)
+        slots = hosts.assign(listed, size or sum(host.slots for host in listed)) if listed else []
+    except OSError as error:
+        raise ValueError(f"hostfile {asked.hostfile}: {error.strerror} [HVD708]") from None
+    others = [name for name in dict.fromkeys(slot.host for slot in slots) if not host_flags.is_here(name)]
+    if not others and asked.host_discovery_script is None:
+        return "127.0.0.1"
+    wanted = host_flags.interfaces_of(asked)
+    if wanted:
+        return address.of_interfaces(wanted)
+    if not others:
+        return address.outward()
+    port = None if asked.ssh_port is None else int(asked.ssh_port)
+    try:
+        return address.towards(others, ssh.Ssh(port, asked.ssh_identity, []).resolve)
+    except FileNotFoundError:
+        return address.towards(others)  # there is no ssh that could know another name
+
+
+def _allocated(environ: Mapping[str, str]) -> list[hosts.Host]:
+    """The hosts that a scheduler has given; none: this one alone. One may have more ranks than slots
+    (placement/allocation.py)."""
+
+    def read(path: str) -> str:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read()
+
+    found = scheduler.allocation(environ, read)
+    listed = list(found.hosts) if found is not None else []
+    return listed if any(not host_flags.is_here(host.name) for host in listed) else []

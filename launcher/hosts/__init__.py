@@ -1,0 +1,1 @@
+"""Host lists, slots, addresses and the allocations of batch schedulers."""

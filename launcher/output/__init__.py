@@ -1,0 +1,1 @@
+"""What the user sees: lines of ranks, JSON, files, the dashboard."""

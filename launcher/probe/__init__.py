@@ -1,0 +1,1 @@
+"""What one host has: frameworks and libraries (--check-build), limits, addresses."""

@@ -1,0 +1,173 @@
+"""What does an mpirun have to be told? Pure: which MPI it belongs to and what is wanted in, a command line out.
+
+`hvdlite-run --mpi` is for those who must go through an MPI's own launcher, or have its options in their fingers. That
+launcher brings an agent to the place of each rank (mpi_agent.py), which starts it; the ranks meet over MPI
+(hvdlite/mpi). Three families speak three dialects:
+
+    Open MPI            4 and 5 differ in what shared memory is called
+    MPICH, hydra        and whoever is built on it (MVAPICH, Cray's in this respect)
+    Intel MPI           hydra, too, but pins ranks by itself, and well
+
+Inside of a Slurm allocation an mpirun finds the hosts by itself and starts its daemons by srun, so it is given none.
+Values of variables are in no argument list: Open MPI gets their names (-x), hydra passes on all by itself.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shlex
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from ..hosts.hosts import Host
+
+OPEN_MPI, MPICH, INTEL = "Open MPI", "MPICH", "Intel MPI"
+PROGRAMS = ("mpirun", "mpiexec", "mpiexec.hydra")  # in the order in which they are looked for
+_NAME = re.compile(r"[A-Za-z_]\w*")
+
+
+class Kind(NamedTuple):
+    """An MPI: its family and its first number (5 for 5.0.2; 0: it does not tell)."""
+
+    family: str
+    major: int
+
+
+class Wanted(NamedTuple):
+    """What the command line asks for."""
+
+    size: int
+    hosts: Sequence[Host]  # none: the mpirun finds them by itself
+    command: Sequence[str]
+    args: str = ""  # --mpi-args
+    binding: str | None = None  # --binding-args
+    tcp: bool = False
+    interfaces: Sequence[str] = ()
+    ssh: Sequence[str] = ()  # words for it
+    per_node: int | None = None  # ranks on each host
+    oversubscribe: bool = False
+    bridges: Sequence[str] = ()  # interfaces that several hosts have with one address, as docker0
+    route: str | None = None  # the interface of this host on the route to the others
+    root: bool = False
+    parameters: Sequence[str] = ()  # of Open MPI that the environment sets
+
+
+class MpiError(ValueError):
+    """What is asked for cannot be said to this MPI; the text says why."""
+
+
+def add_flags(add: Callable[..., argparse.Action]) -> None:
+    """Those of --mpi."""
+    add("--mpi", action="store_true", help="start the ranks with the first mpirun or mpiexec on PATH")
+    add("--mpi-args", dest="mpi_args", metavar="WORDS", help="arguments of mpirun: --mpi-args='--map-by ppr:4:node'")
+    add("--binding-args", dest="binding", metavar="WORDS", help="mpirun arguments for binding (Open MPI default: none)")
+    add("--tcp", action="store_true", help="restrict MPI and NCCL to TCP")
+
+
+def kind_of(said: str) -> Kind | None:
+    """Which MPI says this for --version; None: none that is known."""
+    number = re.search(r"(?:\(\S+ ?MPI\)|OpenRTE\)|Version:?|Open MPI v?)\s*(\d+)\.", said, re.IGNORECASE)
+    major = int(number[1]) if number else 0
+    if re.search(r"Open ?MPI|OpenRTE|PRTE|PRRTE|Spectrum MPI", said, re.IGNORECASE):
+        return Kind(OPEN_MPI, major)
+    if re.search(r"Intel\(R\) MPI|impi", said, re.IGNORECASE):
+        return Kind(INTEL, major)
+    if re.search(r"HYDRA|MPICH|MVAPICH", said, re.IGNORECASE):
+        return Kind(MPICH, major)
+    return None
+
+
+def line(kind: Kind, program: str, wanted: Wanted, names: Sequence[str]) -> list[str]:
+    """The command line. names: of the variables that all ranks get. Raises MpiError."""
+    try:
+        own = shlex.split(wanted.args)
+        binding = None if wanted.binding is None else shlex.split(wanted.binding)
+    except ValueError as error:
+        raise MpiError(f"--mpi-args or --binding-args: {error} in {wanted.args or wanted.binding!r} [HVD704]") from None
+    make = _open_mpi if kind.family == OPEN_MPI else _hydra
+    return [program, *make(kind, wanted, own, binding, names), *own, *wanted.command]
+
+
+def variables(kind: Kind, wanted: Wanted) -> dict[str, str]:
+    """What this MPI is told by its environment."""
+    said = {"NCCL_IB_DISABLE": "1"} if wanted.tcp else {}
+    if kind.family != OPEN_MPI:
+        if wanted.tcp:
+            said.update({"FI_PROVIDER": "tcp", "UCX_TLS": "tcp,self,sm"})
+        ssh = shlex.join(wanted.ssh)
+        if ssh:
+            said["HYDRA_LAUNCHER_EXTRA_ARGS" if kind.family == MPICH else "I_MPI_HYDRA_BOOTSTRAP_EXEC_EXTRA_ARGS"] = ssh
+    return said
+
+
+def joined(words: Sequence[str]) -> list[str]:
+    """The launcher's words, with values that start with a dash joined to their flags, for a parser that is strict."""
+    found: list[str] = []
+    for word in words:
+        if found and found[-1] in ("--mpi-args", "--binding-args", "--explain"):
+            found[-1] += f"={word}"
+        else:
+            found.append(word)
+    return found
+
+
+def _open_mpi(
+    kind: Kind, wanted: Wanted, own: Sequence[str], binding: Sequence[str] | None, names: Sequence[str]
+) -> list[str]:
+    """The words of Open MPI. What the user says of a parameter himself is not said twice."""
+    five = kind.major >= 5
+    words = ["--allow-run-as-root"] if wanted.root else []
+    words += ["-np", str(wanted.size)]
+    if wanted.hosts:
+        words += ["-H", ",".join(f"{host.name}:{host.slots}" for host in wanted.hosts)]
+    by = "slot" if wanted.per_node is None else f"ppr:{wanted.per_node}:node"
+    words += ["--bind-to", "none", "--map-by", by] if binding is None else binding
+    words += ["--oversubscribe"] if wanted.oversubscribe else []
+    parameters = {}
+    if wanted.tcp:
+        parameters = {"pml": "ob1", "btl": f"self,{'sm' if five else 'vader'},tcp"}
+    elif kind.major in (3, 4):
+        parameters["btl"] = "^openib"  # it warns on every host that has no such device
+    if wanted.interfaces:
+        listed = ",".join(wanted.interfaces)
+        parameters.update({"btl_tcp_if_include": listed, "oob_tcp_if_include": listed})
+    elif wanted.bridges and len(wanted.hosts) != 1:
+        listed = ",".join(["127.0.0.0/8", *wanted.bridges])
+        parameters.update({"btl_tcp_if_exclude": listed, "oob_tcp_if_exclude": listed})
+    ssh = shlex.join(wanted.ssh)
+    if ssh:
+        parameters["plm_rsh_args"] = ssh
+    for name, value in parameters.items():
+        if not {name, name.replace("_exclude", "_include")}.intersection([*own, *wanted.parameters]):
+            words += ["--mca", name, value]
+    if len(wanted.hosts) != 1:
+        given = {own[i + 1].partition("=")[0] for i, word in enumerate(own[:-1]) if word == "-x"}
+        for name in names:
+            if _NAME.fullmatch(name) and name not in given:
+                words += ["-x", name]
+    return words
+
+
+def _hydra(
+    kind: Kind, wanted: Wanted, own: Sequence[str], binding: Sequence[str] | None, names: Sequence[str]
+) -> list[str]:
+    """The words of MPICH's and Intel's hydra, which passes on the whole environment by itself."""
+    words = ["-n", str(wanted.size)]
+    if wanted.hosts:
+        intel = kind.family == INTEL
+        if intel and len({host.slots for host in wanted.hosts}) > 1:
+            raise MpiError(
+                "Intel MPI takes hosts with different numbers of ranks from a file only: give "
+                "--mpi-args='-machinefile FILE' (lines like a:4), and remove -H [HVD716]"
+            )
+        names_of = [host.name if intel else f"{host.name}:{host.slots}" for host in wanted.hosts]
+        words += ["-hosts", ",".join(names_of), *(["-ppn", str(wanted.hosts[0].slots)] if intel else [])]
+    elif wanted.per_node is not None:
+        words += ["-ppn", str(wanted.per_node)]
+    words += [] if binding is None else binding
+    if len(wanted.interfaces) > 1:
+        raise MpiError(f"{kind.family} takes one network interface, not {', '.join(wanted.interfaces)} [HVD716]")
+    led_astray = wanted.bridges and wanted.route and len(wanted.hosts) > 1 and "-iface" not in own
+    chosen = wanted.interfaces or ([str(wanted.route)] if led_astray else [])
+    return words + [word for name in chosen for word in ("-iface", name)]

@@ -1,0 +1,140 @@
+"""What runs on another host of the job? This: it reports to the launcher and becomes that host's agent.
+
+Whatever starts it (ssh, srun) runs `BOOT` (starter.py), which reads one line of JSON from stdin: the job's secret, the
+launcher's address, the command with its folder and environment. So nothing of it stands in an argument list or a file.
+Stdin stays open; its end means that the launcher is gone, as does the end of the control stream.
+
+What is wrong with this host (no such folder, no such command, another version) is said in HELLO before any rank is
+started anywhere, so that the launcher can tell of all hosts at once.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import shutil
+import socket
+import sys
+import time
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from hvdlite import __version__, config
+
+from ..agent import guard, process, rank_environment, torch_environment
+from ..agent.agent import Agent
+from ..control import registration
+from ..control.ending import LOST
+
+
+def main(given: dict[str, Any]) -> int:
+    """The life of an agent that ssh or srun has started. Returns its exit code."""
+    hangup = os.dup(0)
+    null = os.open(os.devnull, os.O_RDWR)
+    for standard in (0, 1):
+        os.dup2(null, standard)
+    os.close(null)
+    environ = config.environ()
+    if given["host"] is None:  # started by srun with others
+        given["host"] = given["hosts"][int(environ["SLURM_NODEID"])]
+    given["environ"] = {**rank_environment.of_host(environ), **given["environ"]}
+    code = guard.guarded(partial(_serve, given), hangup)
+    return code if code >= 0 else LOST
+
+
+def _serve(given: Mapping[str, Any], hangup: int) -> int:
+    try:
+        return serve(given, hangup)[0]
+    except registration.ReportError as error:
+        print(error, file=sys.stderr)
+        return LOST
+
+
+def serve(
+    given: Mapping[str, Any],
+    hangup: int,
+    stays: bool = False,
+    slots: int = 0,
+    secret_for_ranks: bool = True,
+    kind: type[Agent] = Agent,
+) -> tuple[int, bool]:
+    """Reports and is the agent until the job is over; the exit code, and whether the job is to be tried again. Raises
+    muster.ReportError.
+
+    given: secret, address, timeout, silence, host, command, cwd and environ; without a command this host is only
+    examined (diagnostics/doctor.py). hangup: that of agent/guard.py. stays: see Agent. slots: for ranks here, where the
+    launcher does not know. kind: the agent to be.
+    """
+    secret = bytes.fromhex(given["secret"])
+    examined = "command" not in given
+    problem, code = (None, 0) if examined else _problem(given)
+    hello = {
+        "version": __version__,
+        "host": given["host"],
+        "name": socket.gethostname(),
+        "problem": problem,
+        "code": code,
+        "slots": slots,
+        "nodes": given.get("nodes"),
+        "id": os.urandom(8).hex(),
+        "silence": given["silence"],
+        "machine": given.get("machine"),
+        "torch_port": torch_environment.free_port(),
+    }
+    deadline = time.monotonic() + given["timeout"]
+    streams, sessions = {}, {}
+    for stream in (registration.CONTROL, registration.OUTPUT):
+        streams[stream], sessions[stream] = registration.report(
+            (given["address"][0], given["address"][1]),
+            secret,
+            {**hello, "stream": stream},
+            deadline,
+            gone=lambda: _ended(hangup),
+        )
+        registration.keep_watch(streams[stream], stream == registration.CONTROL, given["silence"])
+    guard.lend(hangup, streams[registration.CONTROL])
+    process.rename(b"hvdlite-agent")
+    if examined:
+        from ..probe import host_probe  # late: jobs do without it
+
+        host_probe.serve(streams[registration.CONTROL], sessions[registration.CONTROL], secret)
+        return 0, False
+    process.become_subreaper()
+    started = {
+        "command": given["command"],
+        "cwd": given["cwd"],
+        "environ": {**given["environ"], **(rank_environment.secret_of(secret) if secret_for_ranks else {})},
+    }
+    control, output = registration.CONTROL, registration.OUTPUT
+    agent = kind(
+        streams[control],
+        streams[output],
+        stdin=-1,
+        given=started,
+        hangup=hangup,
+        stays=stays,
+        sessions=(sessions[control], sessions[output]),
+    )
+    agent.run()
+    guard.take_back(hangup, streams[control])
+    for sock in streams.values():  # their end is what the launcher waits for
+        sock.close()
+    return agent.code if agent.code is not None else LOST if agent.orphan else 0, agent.again
+
+
+def _problem(given: Mapping[str, Any]) -> tuple[str | None, int]:
+    """What stands in the way of the ranks here, and the exit code that this gives."""
+    if not os.path.isdir(given["cwd"]):
+        return f"there is no folder {given['cwd']} (ranks start in the folder that the launcher is in)", 1
+    command = given["command"][0]
+    folder = given["cwd"] if os.sep in command and not os.path.isabs(command) else ""
+    if shutil.which(os.path.join(folder, command), path=given["environ"].get("PATH", os.defpath)) is None:
+        return f"{command}: command not found", process.NOT_FOUND
+    return None, 0
+
+
+def _ended(descriptor: int) -> bool:
+    watch = select.poll()
+    watch.register(descriptor, select.POLLIN)
+    return bool(watch.poll(0))

@@ -1,0 +1,177 @@
+"""How do hosts make one job without ssh? The same command on each of them, and one address at which they meet.
+
+    HVDLITE_SECRET_KEY=... hvdlite-run --nnodes 2 --node-rank 0 --nproc-per-node 4 --rdzv-endpoint a:29400 python t.py
+
+Node 0, the host of that address, is the launcher of the job: it waits for the others, gives ranks to all in the order
+of their numbers, shows everybody's output, and gives everybody the exit code. On the other hosts the launcher is the
+agent of its own host, with the environment and the flags that it was started with. A signal to any of them ends the
+job as if node 0 had got it.
+
+All must know a secret beforehand, since nobody brings it: HVDLITE_SECRET_KEY. Who listens on the network without one
+runs code for strangers.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import sys
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+from hvdlite.errors.codes import code_of, coded, uncoded
+from hvdlite.system.machine_id import host_id
+
+from ..agent import guard, process, rank_environment
+from ..agent.agent import TOLD
+from ..control import registration
+from ..control.ending import LOST
+from ..control.plan import Gathered, Plan
+from ..control.signals import ENDING, Signals
+from ..hosts import hosts
+from . import remote_agent, starter
+
+
+class Rendezvous(NamedTuple):
+    """Where `nodes` hosts meet; `slots` ranks run on this one. node: its number; None: given when it reports."""
+
+    ip: str
+    port: int
+    secret: bytes
+    nodes: int
+    node: int | None
+    slots: int
+    timeout: float
+    silence: float
+
+
+class _Nobody:
+    """A Starter that starts nothing: the other hosts come by themselves."""
+
+    def sessions(self, hosts: Sequence[tuple[int, str]]) -> list[starter.Session]:
+        return []
+
+    def resolve(self, name: str) -> list[str]:
+        return []
+
+    def again(self, code: int, text: str) -> bool:
+        return False
+
+    def remedy(self, host: str, code: int, text: str) -> str:
+        return text
+
+
+def gather(meeting: Rendezvous) -> Callable[[Plan, Signals], Gathered]:
+    """Node 0's way to the other hosts."""
+
+    def by_rendezvous(plan: Plan, signals: Signals) -> Gathered:
+        assert plan.here is not None  # node 0 has ranks
+        try:
+            place = registration.Muster(meeting.secret, meeting.ip, meeting.port)
+        except OSError as error:
+            text = f"cannot listen at {meeting.ip}:{meeting.port} for the other hosts: {error.strerror}"
+            if error.errno == errno.EADDRINUSE:
+                text += (
+                    "; if another job meets there, take another port, and if this is not the first node: --node-rank"
+                )
+            raise starter.StartError(coded("HVD715", text)) from None
+        expected = [(number, f"node {number}") for number in range(1, meeting.nodes)]
+        try:
+            branches = starter.Start(_Nobody(), expected, place, {}, {}, signals, meeting.timeout).run()
+        finally:
+            place.close()
+        named = [hosts.Host(plan.here, meeting.slots)]
+        for branch in sorted(branches, key=lambda each: each.number):
+            taken = {host.name for host in named}
+            name = str(branch.hello["name"])
+            branch.name = name if name not in taken else f"{name} (node {branch.number})"  # as cloned machines are
+            branch.stays = True
+            registration.keep_watch(branch.control, True, plan.silence)  # as it is asked for here
+            named.append(hosts.Host(branch.name, int(branch.hello["slots"])))
+        slots = hosts.assign(named, sum(host.slots for host in named))
+        machines = {plan.here: machine(plan.environ), **{each.name: str(each.hello["machine"]) for each in branches}}
+        return Gathered(branches, slots, meeting.ip, meeting.secret, told=_apart(machines))
+
+    return by_rendezvous
+
+
+def machine(environ: Mapping[str, str]) -> str:
+    """What tells this machine from those of other nodes."""
+    return environ.get("HVDLITE_HOST_ID") or host_id()
+
+
+def _apart(machines: Mapping[str, str]) -> dict[str, dict[str, str]]:
+    """Nodes on one machine, as one tries them out, are hosts to each other: what their ranks must be told for that."""
+    shared = [each for each, count in Counter(machines.values()).items() if count > 1]
+    return {name: {"HVDLITE_HOST_ID": f"{each} {name}"} for name, each in machines.items() if each in shared}
+
+
+def join(
+    meeting: Rendezvous,
+    command: Sequence[str],
+    environ: Mapping[str, str],
+    options: Mapping[str, str],
+    as_horovod: bool,
+) -> int:
+    """The life of the launcher on any other host than node 0's: the exit code."""
+    base = rank_environment.inherited(environ, options, hosts.assign([hosts.Host("", meeting.slots)], meeting.slots))
+    if as_horovod:
+        rank_environment.put_horovod_in_front(base)
+    given = {
+        "secret": meeting.secret.hex(),
+        "address": (meeting.ip, meeting.port),
+        "timeout": meeting.timeout,
+        "host": meeting.node,
+        "nodes": meeting.nodes,
+        "silence": meeting.silence,
+        "machine": machine(environ),
+        "command": list(command),
+        "cwd": os.getcwd(),
+        "environ": base,
+    }
+    code = guard.guarded(partial(_life, meeting, given))
+    if code >= 0:
+        return code
+    if -code in TOLD:
+        return 128 - code
+    print(
+        f"hvdlite-run: the agent of this host was killed by {process.signal_name(-code)} [HVD402]",
+        file=sys.stderr,
+        flush=True,
+    )
+    return LOST
+
+
+def _life(meeting: Rendezvous, given: Mapping[str, Any], hangup: int) -> int:
+    where = f"{meeting.ip}:{meeting.port}"
+    try:
+        again = True
+        while again:
+            _end_by_signals()
+            code, again = remote_agent.serve(given, hangup, stays=True, slots=meeting.slots)
+    except registration.ReportError as error:
+        text, code = str(error), code_of(str(error))
+        if code == "HVD110":
+            text = f"{uncoded(text)}; is the launcher started there, too? [HVD110]"
+        elif code == "HVD111":
+            text = f"{uncoded(text)}: give the same HVDLITE_SECRET_KEY and --rdzv-id on all hosts [HVD111]"
+        print(f"hvdlite-run: {text}", file=sys.stderr, flush=True)
+        return LOST
+    if code == LOST:
+        print(
+            f"hvdlite-run: the launcher of node 0 at {where} has ended, or never started [HVD110]",
+            file=sys.stderr,
+            flush=True,
+        )
+    return code
+
+
+def _end_by_signals() -> None:
+    """While node 0 is waited for, signals end this process; an agent that was here before has caught them."""
+    signal.set_wakeup_fd(-1)
+    for number in ENDING:
+        if signal.getsignal(number) != signal.SIG_IGN:  # nohup stays nohup
+            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)

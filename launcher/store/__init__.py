@@ -1,0 +1,1 @@
+"""The store, at which ranks meet: a TCP server, and its books of who is in the job."""

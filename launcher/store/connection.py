@@ -1,0 +1,40 @@
+"""What does the store know of one connection? Who is at its other end, as far as that is proved, and what waits for it.
+
+A stranger has proved nothing. A guest has a session, and is about to say what it is: a rank (JOIN), a server of tables
+(SERVE), or one that watches for news (WATCH). Only a rank says more.
+
+A frame that says so is small, and no larger one is read before.
+"""
+
+from __future__ import annotations
+
+import socket
+
+from hvdlite.security import framing, handshake
+
+FIRST_MAX = 4096  # of a frame that says who it is
+
+
+class Connection:
+    """One client: a stranger until its first frame says otherwise."""
+
+    def __init__(self, sock: socket.socket, deadline: float) -> None:
+        self.sock = sock
+        self.deadline: float | None = deadline
+        self.greeting = handshake.greeting()
+        self.answer = b""
+        self.session: framing.Session | None = None  # once it has proved the secret
+        self.reader = framing.FrameReader(framing.Session(), FIRST_MAX)
+        self.unsent = bytearray()
+        self.closing = False  # close once everything is sent
+        self.open = True
+        self.rank: int | None = None
+        self.listens = False  # watches or serves: it is told of ranks and servers, and says nothing more
+
+    def end(self) -> str:
+        """What is to be said of a stream that ends here."""
+        try:
+            self.reader.end()
+        except framing.WireError as error:
+            return str(error)
+        return ""

@@ -1,0 +1,61 @@
+"""How long do those at the rendezvous wait for the others? For whom, it is said after a moment; then it is decided.
+
+Survivors wait `rendezvous_s` from the first of them; who is missing then is killed. The first epoch waits for all that
+were started, for the start timeout that its members have brought; from then on it waits for --min-np of them only.
+Who is missing when it opens so is killed: it was not started as a newcomer, and cannot come later as one.
+
+Pure: members and times in, decisions out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+
+from . import elastic_messages
+from .elastic_members import Member, Terms
+
+TOLD_S = 5.0  # at the rendezvous, before it is said who is waited for
+
+
+class Meeting:
+    """Of one epoch after the other. say: who is waited for. missing: those; waiting: all at the rendezvous."""
+
+    def __init__(self, terms: Terms, say: Callable[[str], None]) -> None:
+        self._rendezvous_s, self._say = terms.rendezvous_s, say
+        self._since: float | None = None
+        self._named = False  # it was said who is waited for
+        self.first = True  # no epoch has opened yet
+        self.overdue = False  # the first epoch need not wait for all
+
+    def look(self, now: float, missing: Collection[Member], waiting: Collection[Member]) -> None:
+        """These are there now."""
+        if not missing or not self._there(waiting):
+            self._since, self.overdue = None, False
+        elif self._since is None:
+            self._since, self._named = now, False
+
+    def limit(self, waiting: Collection[Member]) -> float:
+        """How long they wait."""
+        return max((m.timeout for m in waiting), default=0.0) if self.first else self._rendezvous_s
+
+    def due(self, waiting: Collection[Member]) -> float | None:
+        """When to call `late`."""
+        if self._since is None or self.overdue:
+            return None
+        limit = self.limit(waiting)
+        return self._since + (limit if self._named else min(limit, TOLD_S))
+
+    def late(self, now: float, missing: Collection[Member], waiting: Collection[Member]) -> Collection[Member]:
+        """Acts on what is due. Whom the survivors no longer wait for."""
+        if self._since is None or not missing:
+            return ()
+        limit = self.limit(waiting)
+        if not self._named and self._since + min(limit, TOLD_S) <= now:
+            self._named = True
+            self._say(elastic_messages.waited_for(missing, self._there(waiting), now - self._since, self.first))
+        over = self._since + limit <= now
+        self.overdue = over and self.first
+        return missing if over and not self.first else ()
+
+    def _there(self, waiting: Collection[Member]) -> int:
+        return sum(m.rank >= 0 or self.first for m in waiting)

@@ -1,0 +1,68 @@
+"""Which servers of tables are connected to the store, and what are they told? The store's part in hvdlite/ps.
+
+A server says SERVE once, with its number and address: ranks are told all addresses when they have joined. From then on
+it only listens. GONE: another server has ended, as the launcher has seen it. BYE: no rank lives, it may go. Who
+serves knows the secret, and still its frame is read as a stranger's: its address goes to every rank.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+
+from hvdlite.security import framing
+
+from .connection import Connection
+from .epochs import LOST_CODE, Epochs, Refusal
+
+_ADDRESS = re.compile(r"tcp://([0-9.]{7,15}|\[[0-9A-Fa-f:.]{2,45}\]):[0-9]{1,5}")
+
+
+class Serving:
+    """Of one store. epochs: its book; None: of an elastic job, which has no servers."""
+
+    def __init__(self, epochs: Epochs | None, send: Callable[[Connection, bytes], None]) -> None:
+        self._epochs, self._send = epochs, send
+        self.connections: dict[int, Connection] = {}  # by server
+        self._over = False
+
+    def come(self, connection: Connection, body: bytes) -> None:
+        """A SERVE frame. Raises Refusal."""
+        try:
+            says = json.loads(body)
+            number, address = int(says["server"]), _ADDRESS.fullmatch(says["address"])
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
+            raise Refusal("the SERVE frame is not what this launcher's version expects [HVD104]") from None
+        there = self._epochs.servers if self._epochs is not None else []
+        if address is None or not 0 <= number < len(there) or there[number] is not None:
+            raise Refusal(
+                f"this job has no server {number} at this address, or the server is already connected [HVD119]"
+            )
+        self.connections[number] = connection
+        if self._over:
+            self._tell(number, framing.BYE)
+        elif self._epochs is not None:
+            self._epochs.served(number, address[0])
+
+    def ended(self, number: int, text: str) -> None:
+        """The launcher saw the end of a server's process; `text` says how."""
+        if self._epochs is not None:
+            self._epochs.server_ended(number, text)
+        for other in [each for each in self.connections if each != number]:
+            self._tell(other, framing.GONE, framing.pack_end(number, LOST_CODE, text))
+
+    def end(self) -> None:
+        """No rank lives: they may go, those too that are only about to come."""
+        self._over = True
+        for number in list(self.connections):
+            self._tell(number, framing.BYE)
+
+    def forget(self, connection: Connection) -> None:
+        """It is closed."""
+        self.connections = {number: each for number, each in self.connections.items() if each is not connection}
+
+    def _tell(self, number: int, kind: int, body: bytes = b"") -> None:
+        connection = self.connections[number]
+        if connection.session is not None:
+            self._send(connection, connection.session.pack(kind, body))
