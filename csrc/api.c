@@ -46,7 +46,7 @@ static void after_fork_in_child(void)
         close(engine->soon.timer);
     if (engine->space.fd >= 0)
         close(engine->space.fd);
-    hvd_wire_close_in_child(engine);
+    hvd_stream_close_in_child(engine);
 }
 
 static void watch_forks(void)
@@ -215,7 +215,7 @@ int hvd_set_open(int number, uint32_t life, const int *ranks, int count, const i
     const struct hvd_streams streams = {vote_fd, tensor_fd, vote_keys, tensor_keys};
     struct hvd_engine *engine = hvd_api_enter();
     if (!engine) {
-        hvd_wire_drop(&streams, count);
+        hvd_stream_drop(&streams, count);
         return hvd_api_state(text, text_bytes);
     }
     struct hvd_error error = {0};
@@ -373,7 +373,7 @@ const char *hvd_version(void)
     return VERSION;
 }
 
-int hvd_wire_version(void)
+int hvd_stream_version(void)
 {
     return HVD_WIRE_VERSION;
 }

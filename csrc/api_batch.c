@@ -169,7 +169,7 @@ int hvd_clock(int64_t *offset_ns, int64_t *error_ns, char *host, size_t host_byt
     return HVD_OK;
 }
 
-int hvd_keep(const char *path, uint64_t *job, uint64_t *epoch)
+int hvd_rotate(const char *path, uint64_t *job, uint64_t *epoch)
 {
     struct hvd_engine *engine = hvd_api_enter();
     if (!engine)
@@ -300,7 +300,7 @@ int hvd_link_counts(int process_set, int peer, uint64_t *counts)
     if (!engine)
         return hvd_api_state(NULL, 0);
     struct hvd_link_counts found;
-    int code = hvd_wire_counts(engine, process_set, peer, &found);
+    int code = hvd_stream_counts(engine, process_set, peer, &found);
     counts[0] = found.bytes_out;
     counts[1] = found.bytes_in;
     counts[2] = found.messages_out;

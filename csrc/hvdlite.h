@@ -295,7 +295,7 @@ void hvd_free(void *memory);
 
 /* Tables, so that Python never repeats them. i runs from 0; NULL or 0 past the end. */
 const char *hvd_version(void);
-int hvd_wire_version(void);
+int hvd_stream_version(void);
 const char *hvd_dtype_name(int dtype);
 int hvd_dtype_bytes(int dtype);
 const char *hvd_op_name(int op); /* by its number; NULL: no such op (the numbers have holes) */
@@ -343,7 +343,7 @@ int hvd_clock(int64_t *offset_ns, int64_t *error_ns, char *host, size_t host_byt
 int hvd_dump(const char *folder, int why, char *text, size_t text_bytes);
 /* A file of records is about to be written at this path: what another life of a job has left there is renamed PATH.1,
  * .2 ... Whose life this is, to be told at the beginning of the file: "job":"%016x","epoch":%u. HVD_OK, HVD_ESTATE. */
-int hvd_keep(const char *path, uint64_t *job, uint64_t *epoch);
+int hvd_rotate(const char *path, uint64_t *job, uint64_t *epoch);
 const char *hvd_trace_name(int what);
 
 const char *hvd_counter_name(int i); /* of counters since init */

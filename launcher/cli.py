@@ -201,7 +201,7 @@ def _by_mpi(
     options: Mapping[str, str],
     forward: Mapping[str, str],
     timeout: float,
-) -> host_flags.Places:
+) -> host_flags.Placement:
     """--mpi. Raises UsageError."""
     from .placement import under_mpirun
 
@@ -213,7 +213,7 @@ def _by_mpi(
 
 def _start(
     asked_for: plan.Plan,
-    where: host_flags.Places,
+    where: host_flags.Placement,
     forward: Mapping[str, str],
     asked: argparse.Namespace,
     traces: str | None,

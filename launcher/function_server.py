@@ -60,11 +60,11 @@ def frames(session: framing.Session, kind: int, body: bytes) -> Iterator[bytes]:
     yield session.pack(kind, body[max(0, (len(body) - 1) // PART_BYTES * PART_BYTES) :])
 
 
-class Desk:
+class FunctionServer:
     """Serves a call of `size` ranks at `address`; None: as many as come. Raises OSError when it cannot listen there."""
 
     def __init__(self, key: bytes, address: str, size: int | None, call: bytes) -> None:
-        self._muster = registration.Muster(key, address)
+        self._muster = registration.Registration(key, address)
         self._size, self._call = size, call
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._muster, selectors.EVENT_READ)

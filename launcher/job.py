@@ -28,15 +28,15 @@ from typing import Any
 from . import output_flags
 from .agent import agent, process, rank_environment
 from .agent.stdin import INPUT, Feed
-from .control.agent_link import Branch
+from .control.agent_link import AgentLink
 from .control.ending import KILL, LOST, Ending, Send
-from .control.heartbeat import Pulse
+from .control.heartbeat import Heartbeat
 from .control.lingering_ranks import Lingering
 from .control.plan import Gathered, Plan
 from .control.signals import ENDING, PASSED_ON, Signals
 from .control.start_orders import Orders, shown
-from .control.static_driver import FixedRanks
-from .elastic.driver import ElasticRanks
+from .control.static_driver import StaticDriver
+from .elastic.driver import ElasticDriver
 from .hosts import hosts
 from .output.console import Console
 from .starters import starter
@@ -48,7 +48,7 @@ OUTPUT_S = 2.0  # after a signal has ended the job, for output that is slow to b
 class Job:
     """Runs one Plan in this process's main thread."""
 
-    def __init__(self, plan: Plan, signals: Signals, own: Branch | None, far: Gathered, strangers: set[int]) -> None:
+    def __init__(self, plan: Plan, signals: Signals, own: AgentLink | None, far: Gathered, strangers: set[int]) -> None:
         self.plan, self.signals, self.far = plan, signals, far
         self.branches = [*([own] if own is not None else []), *far.branches]
         self.own, self._strangers = own, strangers  # the latter: children from before exec, none of ours
@@ -60,7 +60,7 @@ class Job:
         places = [slot.host for slot in far.slots] + hosts.of_servers(far.slots, plan.servers)
         self.console = Console(self._size, look, signals.ring, places, len(places) - self._size)
         self._selector = selectors.DefaultSelector()
-        self.pulse = Pulse(self.branches, plan.silence)
+        self.pulse = Heartbeat(self.branches, plan.silence)
         self._lingering = Lingering(self.ending, plan.lingering, self.console.say)
         self._given_up = False  # the agent of this host was killed by us
         self._feed: Feed | None = None  # of rank 0 on another host
@@ -68,7 +68,7 @@ class Job:
         self._give_up: float | None = None  # when output that nobody reads stops being waited for
         self.failure: tuple[str, int] | None = None  # what stopped the launcher itself, and the exit code
         self.sessions = Sessions(self)
-        self.policy = FixedRanks(self) if plan.elastic is None else ElasticRanks(self, plan.elastic)
+        self.policy = StaticDriver(self) if plan.elastic is None else ElasticDriver(self, plan.elastic)
         for each in self.branches:
             each.ranks = each.ranks or {slot.rank for slot in far.slots if slot.host == each.name}
 
@@ -150,7 +150,7 @@ class Job:
         if self.console.broken and self.ending.asked is None:
             self.send(self.ending.signalled(now, signal.SIGPIPE)._replace(number=int(signal.SIGTERM)))
 
-    def _listen(self, each: Branch) -> None:
+    def _listen(self, each: AgentLink) -> None:
         """News from an agent."""
         heard = each.news()
         if heard is None:
@@ -212,7 +212,7 @@ class Job:
         """The job cannot go on, and it is not a rank that has failed; the first such text counts."""
         self.failure = self.failure or (text, code)
 
-    def _take(self, each: Branch) -> None:
+    def _take(self, each: AgentLink) -> None:
         """Output of ranks."""
         said = each.said()
         for kind, rank, text in said or ():
@@ -226,7 +226,7 @@ class Job:
         if said is None:
             each.output.close()
 
-    def admit(self, each: Branch, sessions: Sequence[starter.Running]) -> None:
+    def admit(self, each: AgentLink, sessions: Sequence[starter.Running]) -> None:
         """The agent of one more host takes part from now on."""
         for session in sessions:
             self.sessions.admit(session)
@@ -235,7 +235,7 @@ class Job:
         self.watch(each.control, partial(self._listen, each))
         each.order(**self.starts.of([], each.name, False))
 
-    def _silent(self, each: Branch) -> None:
+    def _silent(self, each: AgentLink) -> None:
         """An agent does not answer: it is stopped, or its host is."""
         if each.pid is not None:
             if self.ending.asked is None and self.ending.culprit() is None:
@@ -280,7 +280,7 @@ class Job:
             elif number == signal.SIGCHLD and os.getpid() == 1:
                 process.reap_adopted({each.pid or 0 for each in self.branches} | self.policy.children())
 
-    def lose(self, each: Branch, why: str = "its connection ended") -> None:
+    def lose(self, each: AgentLink, why: str = "its connection ended") -> None:
         """An agent has ended, or nothing is heard of it any more."""
         self._selector.unregister(each.control)
         each.alive = False

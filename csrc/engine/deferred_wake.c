@@ -33,7 +33,7 @@
 #define LINGER_LAST_NS  128000000
 #define LINGER_TAKEN_NS 10000000u /* somebody else has the turn: if he waits for MPI, he calls it */
 
-static void set(struct hvd_soon *soon, uint32_t armed, long ns)
+static void set(struct hvd_alarm *soon, uint32_t armed, long ns)
 {
     const struct itimerspec when = {.it_value.tv_nsec = ns};
     pthread_mutex_lock(&soon->lock);
@@ -42,14 +42,14 @@ static void set(struct hvd_soon *soon, uint32_t armed, long ns)
     pthread_mutex_unlock(&soon->lock);
 }
 
-bool hvd_soon_open(struct hvd_soon *soon)
+bool hvd_alarm_open(struct hvd_alarm *soon)
 {
     pthread_mutex_init(&soon->lock, NULL);
     soon->timer = timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK | TFD_CLOEXEC);
     return soon->timer >= 0;
 }
 
-void hvd_soon_close(struct hvd_soon *soon)
+void hvd_alarm_close(struct hvd_alarm *soon)
 {
     if (soon->timer >= 0) {
         close(soon->timer);
@@ -58,19 +58,19 @@ void hvd_soon_close(struct hvd_soon *soon)
     soon->timer = -1;
 }
 
-static void arm(struct hvd_soon *soon, long ns)
+static void arm(struct hvd_alarm *soon, long ns)
 {
     atomic_thread_fence(memory_order_seq_cst);
     if (!atomic_load_explicit(&soon->armed, memory_order_relaxed))
         set(soon, 1, ns);
 }
 
-void hvd_soon_arm(struct hvd_soon *soon)
+void hvd_alarm_arm(struct hvd_alarm *soon)
 {
     arm(soon, SOON_NS);
 }
 
-enum hvd_silence hvd_soon_silence(const struct hvd_engine *engine)
+enum hvd_silence hvd_alarm_silence(const struct hvd_engine *engine)
 {
     enum hvd_silence most = HVD_RINGS;
     if (!atomic_load_explicit(&engine->silent, memory_order_relaxed))
@@ -91,11 +91,11 @@ enum hvd_silence hvd_soon_silence(const struct hvd_engine *engine)
     return most;
 }
 
-void hvd_soon_nap(struct hvd_engine *engine)
+void hvd_alarm_nap(struct hvd_engine *engine)
 {
     if (!engine->thread_runs || atomic_load_explicit(&engine->failed, memory_order_relaxed))
         return;
-    if (hvd_soon_silence(engine) == HVD_RINGS) {
+    if (hvd_alarm_silence(engine) == HVD_RINGS) {
         if (engine->linger.owes) /* the engine thread may just have begun to sleep for long */
             arm(&engine->soon, LINGER_FIRST_NS);
         return;
@@ -104,14 +104,14 @@ void hvd_soon_nap(struct hvd_engine *engine)
     arm(&engine->soon, ns);
 }
 
-void hvd_soon_disarm(struct hvd_soon *soon)
+void hvd_alarm_disarm(struct hvd_alarm *soon)
 {
     if (atomic_load_explicit(&soon->armed, memory_order_relaxed))
         set(soon, 0, 0);
     atomic_thread_fence(memory_order_seq_cst);
 }
 
-void hvd_soon_rang(struct hvd_soon *soon)
+void hvd_alarm_rang(struct hvd_alarm *soon)
 {
     uint64_t times;
     ssize_t got = read(soon->timer, &times, sizeof times);
@@ -120,7 +120,7 @@ void hvd_soon_rang(struct hvd_soon *soon)
     atomic_thread_fence(memory_order_seq_cst);
 }
 
-void hvd_soon_linger(struct hvd_engine *engine)
+void hvd_alarm_linger(struct hvd_engine *engine)
 {
     bool any = false;
     if (atomic_load_explicit(&engine->failed, memory_order_relaxed)) {
@@ -144,7 +144,7 @@ void hvd_soon_linger(struct hvd_engine *engine)
     engine->linger.next_ns = any ? now + quiet_ns : 0;
 }
 
-int hvd_soon_until_alarm(struct hvd_engine *engine, int sleep_ms)
+int hvd_alarm_until_alarm(struct hvd_engine *engine, int sleep_ms)
 {
     uint64_t alarm_ns = atomic_load_explicit(&engine->alarm_ns, memory_order_relaxed), now;
     if (engine->hosts > 1) {

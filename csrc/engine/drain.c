@@ -116,7 +116,7 @@ static void submit_one(struct hvd_engine *engine, uint32_t index)
                                   : "the coordinator refused it" HVD_ENDS(901));
 }
 
-bool hvd_agree_submit_queued(struct hvd_engine *engine)
+bool hvd_votes_submit_queued(struct hvd_engine *engine)
 {
     uint32_t index = hvd_handles_drain(&engine->handles), next;
     bool any = index != HVD_SLOT_NONE;

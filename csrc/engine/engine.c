@@ -45,7 +45,7 @@ int64_t hvd_engine_push(struct hvd_engine *engine, const struct hvd_request *req
         if (request->quiet == HVD_NOW || (soon && bytes_of(request) >= LARGE_BYTES))
             hvd_turn_kick(engine);
         else if (soon)
-            hvd_soon_arm(&engine->soon);
+            hvd_alarm_arm(&engine->soon);
     } else {
         while (hvd_handles_queued(&engine->handles)) { /* no thread here: submitters do it at once, each or another */
             if (hvd_turn_take(engine))
@@ -134,7 +134,7 @@ bool hvd_engine_take_part(struct hvd_engine *engine, bool (*done)(void *self), v
     if (engine->bound || !*patient || !hvd_turn_take_over(engine, done, self))
         return false;
     hvd_count(engine, HVD_COUNT_turns_taken_by_waiters, 1);
-    hvd_soon_disarm(&engine->soon);
+    hvd_alarm_disarm(&engine->soon);
     *patient = hvd_turn_drive(engine, done, self, until_ns);
     return true;
 }
@@ -330,7 +330,7 @@ static bool look_up(void *self)
     return true;
 }
 
-int hvd_wire_counts(struct hvd_engine *engine, int number, int peer, struct hvd_link_counts *counts)
+int hvd_stream_counts(struct hvd_engine *engine, int number, int peer, struct hvd_link_counts *counts)
 {
     struct asked asked = {.engine = engine, .number = number, .peer = peer, .counts = counts};
     *counts = (struct hvd_link_counts){0};

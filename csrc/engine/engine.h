@@ -116,7 +116,7 @@ struct hvd_flight {
 };
 
 /* deferred_wake.c: the alarm clock of submissions that wake nobody. */
-struct hvd_soon {
+struct hvd_alarm {
     int timer; /* in the engine thread's epoll; -1 without one */
     pthread_mutex_t lock;
     _Atomic uint32_t armed;
@@ -154,7 +154,7 @@ struct hvd_engine {
 
     /* Crosses between threads. */
     struct hvd_handles handles;
-    struct hvd_soon soon;
+    struct hvd_alarm soon;
     uintptr_t comm;      /* MPI communicator of the set that is opened next */
     _Atomic bool silent; /* there is a plane whose works go on without a ring */
     _Atomic bool polled; /* votes of some set cross over MPI: the engine thread looks for them all the time */
@@ -328,8 +328,8 @@ int hvd_engine_follow(struct hvd_engine *engine, struct hvd_follower *follower, 
 int hvd_record_write(struct hvd_engine *engine, const char *folder, bool guarded, uint32_t why, char *path,
                      size_t path_bytes, struct hvd_error *error);
 /* rotation.c: `name` in an open folder is about to be written: what another life has left there gets another name. */
-void hvd_keep_in(int in, const char *name, uint64_t job, uint64_t epoch);
-int hvd_engine_keep(struct hvd_engine *engine, const char *path, uint64_t *job, uint64_t *epoch); /* as hvd_keep */
+void hvd_rotate_in(int in, const char *name, uint64_t job, uint64_t epoch);
+int hvd_engine_keep(struct hvd_engine *engine, const char *path, uint64_t *job, uint64_t *epoch); /* as hvd_rotate */
 
 /* turn.c */
 bool hvd_turn_once(struct hvd_engine *engine); /* by the holder: one pass over everything; true: something moved */
@@ -353,18 +353,18 @@ void hvd_turn_thread_stop(struct hvd_engine *engine);
 
 /* deferred_wake.c. arm: something was pushed that nobody was woken for. disarm: by a holder of the turn, before it
  * looks at the queue. rang: by the engine thread. */
-bool hvd_soon_open(struct hvd_soon *soon);
-void hvd_soon_close(struct hvd_soon *soon);
-void hvd_soon_arm(struct hvd_soon *soon);
-int hvd_soon_until_alarm(struct hvd_engine *engine, int sleep_ms); /* the shorter of both, for epoll; -1: no limit */
-void hvd_soon_linger(struct hvd_engine *engine);                   /* by the engine thread, that has the turn */
+bool hvd_alarm_open(struct hvd_alarm *soon);
+void hvd_alarm_close(struct hvd_alarm *soon);
+void hvd_alarm_arm(struct hvd_alarm *soon);
+int hvd_alarm_until_alarm(struct hvd_engine *engine, int sleep_ms); /* the shorter of both, for epoll; -1: no limit */
+void hvd_alarm_linger(struct hvd_engine *engine);                   /* by the engine thread, that has the turn */
 /* By the turn: what the works under way make of who waits for them. nap: before the turn ends; where nobody will ring,
  * set the alarm clock, later each time that nothing moved. */
 enum hvd_silence { HVD_RINGS, HVD_SILENT, HVD_POLLED };
-enum hvd_silence hvd_soon_silence(const struct hvd_engine *engine);
-void hvd_soon_nap(struct hvd_engine *engine);
-void hvd_soon_disarm(struct hvd_soon *soon);
-void hvd_soon_rang(struct hvd_soon *soon);
+enum hvd_silence hvd_alarm_silence(const struct hvd_engine *engine);
+void hvd_alarm_nap(struct hvd_engine *engine);
+void hvd_alarm_disarm(struct hvd_alarm *soon);
+void hvd_alarm_rang(struct hvd_alarm *soon);
 
 /* network_cost.c: at open, by all ranks of the job together: what a message between hosts costs, into
  * engine->link_cost; told or measured. probe: its part between leaders, in a ring; both links may be the same. */

@@ -157,10 +157,10 @@ static void free_set(struct hvd_engine *engine, struct hvd_set *set)
     for (int i = 0; i < set->planes_count; i++)
         set->planes[i].plane->close(set->planes[i].self);
     hvd_tree_close(set);
-    hvd_wire_close(engine, set->wires);
-    hvd_wire_close(engine, set->vote_wires);
+    hvd_stream_close(engine, set->wires);
+    hvd_stream_close(engine, set->vote_wires);
     hvd_work_close(set);
-    hvd_agree_close(set);
+    hvd_votes_close(set);
     free(set->member);
     free(set);
 }
@@ -178,24 +178,24 @@ static void free_and_clear(struct hvd_engine *engine, struct hvd_set *set)
 static int take_streams(struct hvd_engine *engine, struct hvd_set *set, const struct hvd_streams *streams,
                         struct hvd_error *error)
 {
-    int votes = hvd_wire_open(engine, streams, true, set->member, set->size, &set->vote_wires, error);
-    int tensors = hvd_wire_open(engine, streams, false, set->member, set->size, &set->wires, error);
+    int votes = hvd_stream_open(engine, streams, true, set->member, set->size, &set->vote_wires, error);
+    int tensors = hvd_stream_open(engine, streams, false, set->member, set->size, &set->wires, error);
     return votes != HVD_OK ? votes : tensors;
 }
 
 int hvd_set_open_global(struct hvd_engine *engine, const struct hvd_options *options, struct hvd_error *error)
 {
     struct hvd_set *set = new_set(engine, 0, 0, NULL, options->size, options->rank);
-    const struct hvd_streams streams = hvd_wire_of(options);
+    const struct hvd_streams streams = hvd_stream_of(options);
     if (!set) {
-        hvd_wire_drop(&streams, options->size);
+        hvd_stream_drop(&streams, options->size);
         return hvd_fail(error, HVD_ENOMEM, HVD951 "out of memory during init");
     }
     engine->global = engine->set[0] = engine->by_number[0] = set;
     engine->sets = 1;
     int code = take_streams(engine, set, &streams, error);
     if (code == HVD_OK)
-        code = hvd_agree_open(engine, set, error);
+        code = hvd_votes_open(engine, set, error);
     return code == HVD_OK ? hvd_tree_open(engine, set, error) : code;
 }
 
@@ -251,7 +251,7 @@ static int open_member(struct hvd_engine *engine, struct hvd_set *set, struct hv
         }
     }
     if (code == HVD_OK)
-        code = hvd_agree_open(engine, set, error);
+        code = hvd_votes_open(engine, set, error);
     if (code == HVD_OK)
         code = hvd_tree_open(engine, set, error);
     if (code == HVD_OK)
@@ -277,7 +277,7 @@ static int open_record(struct hvd_engine *engine, int number, uint32_t life, con
     if (record.rank >= 0) {
         record.set = new_set(engine, number, record.life, ranks, count, record.rank);
         if (!record.set)
-            hvd_wire_drop(streams, count);
+            hvd_stream_drop(streams, count);
         code = record.set ? take_streams(engine, record.set, streams, error) : HVD_ENOMEM;
         if (code == HVD_OK)
             code = open_member(engine, record.set, error);
@@ -318,7 +318,7 @@ int hvd_engine_set_open(struct hvd_engine *engine, int number, uint32_t life, co
     if (code == HVD_OK)
         code = open_record(engine, number, life, ranks, count, streams, error);
     else
-        hvd_wire_drop(streams, count);
+        hvd_stream_drop(streams, count);
     pthread_mutex_unlock(&engine->opening_lock);
     return code;
 }

@@ -117,7 +117,7 @@ struct hvd_set {
     int planes_count;
     struct hvd_wires *wires, *vote_wires; /* for tensors, and of a leader for votes; NULL: none */
     struct hvd_tree *tree;                /* of the leader of a set on several hosts; else NULL */
-    struct hvd_riders *riders;            /* of a set on several hosts; else NULL */
+    struct hvd_eager_room *riders;        /* of a set on several hosts; else NULL */
 
     /* Owned by the turn. */
     struct hvd_coord *coord;
@@ -172,10 +172,10 @@ void hvd_set_close_all(struct hvd_engine *engine);
 void hvd_set_turn(struct hvd_engine *engine, uint32_t index);
 
 /* shm_votes.c: by the turn, but open and close, which nobody else sees meanwhile */
-int hvd_agree_open(struct hvd_engine *engine, struct hvd_set *set, struct hvd_error *error);
-void hvd_agree_close(struct hvd_set *set);
-bool hvd_agree_step(struct hvd_engine *engine, struct hvd_set *set);
-bool hvd_agree_submit_queued(struct hvd_engine *engine); /* drain the queue into the coordinators */
+int hvd_votes_open(struct hvd_engine *engine, struct hvd_set *set, struct hvd_error *error);
+void hvd_votes_close(struct hvd_set *set);
+bool hvd_votes_step(struct hvd_engine *engine, struct hvd_set *set);
+bool hvd_votes_submit_queued(struct hvd_engine *engine); /* drain the queue into the coordinators */
 
 /* work_queue.c: by the turn */
 void hvd_agenda_append(struct hvd_agenda *agenda, const struct hvd_plan *plan, uint64_t number);
@@ -186,11 +186,11 @@ bool hvd_work_step(struct hvd_engine *engine, struct hvd_set *set);
 void hvd_work_close(struct hvd_set *set);
 /* speculation.c: by the turn. This rank's vote has left: what will be agreed is told to the plane. tag: of a work, over
  * its items, beginning with 0. */
-void hvd_guess(struct hvd_engine *engine, struct hvd_set *set);
+void hvd_speculate(struct hvd_engine *engine, struct hvd_set *set);
 /* The work that would be, and the plane that would do it; NULL: nobody knows, or nobody has a use for knowing. */
-const struct hvd_open_plane *hvd_guess_work(struct hvd_engine *engine, struct hvd_set *set, struct hvd_work *work,
-                                            struct hvd_piece *piece);
-uint64_t hvd_guess_tag(uint64_t tag, struct hvd_key key, uint64_t bucket);
+const struct hvd_open_plane *hvd_speculate_work(struct hvd_engine *engine, struct hvd_set *set, struct hvd_work *work,
+                                                struct hvd_piece *piece);
+uint64_t hvd_speculate_tag(uint64_t tag, struct hvd_key key, uint64_t bucket);
 static inline bool hvd_work_empty(const struct hvd_set *set)
 {
     return !set->moving.busy && set->agenda.count == 0 && !set->on_stream;

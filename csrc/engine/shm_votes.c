@@ -30,7 +30,7 @@ static size_t round_up(size_t bytes)
     return HVD_ALIGN_UP(bytes, (size_t)HVD_CACHE_LINE);
 }
 
-int hvd_agree_open(struct hvd_engine *engine, struct hvd_set *set, struct hvd_error *error)
+int hvd_votes_open(struct hvd_engine *engine, struct hvd_set *set, struct hvd_error *error)
 {
     const struct hvd_coord_limits limits = {
         .rank = set->rank,
@@ -57,14 +57,14 @@ int hvd_agree_open(struct hvd_engine *engine, struct hvd_set *set, struct hvd_er
     set->agreed = (struct hvd_vote *)(block + coord_bytes);
     set->seen = (struct hvd_vote *)(block + coord_bytes + set->vote_bytes);
     set->plan.item = (struct hvd_plan_item *)(block + coord_bytes + 2 * set->vote_bytes);
-    return hvd_ride_open(engine, set, error);
+    return hvd_eager_open(engine, set, error);
 }
 
-void hvd_agree_close(struct hvd_set *set)
+void hvd_votes_close(struct hvd_set *set)
 {
     hvd_memory_unmap(set->coord_block, set->coord_block_bytes);
     set->coord_block = NULL;
-    hvd_ride_close(set);
+    hvd_eager_close(set);
     hvd_agenda_close(&set->agenda);
 }
 
@@ -93,9 +93,9 @@ static struct hvd_vote *board(const struct hvd_engine *engine, const struct hvd_
 }
 
 /* What rides with that vote; not believed either. */
-static struct hvd_ride *ride_on(const struct hvd_engine *engine, const struct hvd_set *set, int local, uint64_t round)
+static struct hvd_eager *ride_on(const struct hvd_engine *engine, const struct hvd_set *set, int local, uint64_t round)
 {
-    return (struct hvd_ride *)(void *)((char *)board(engine, set, local, round) + set->vote_bytes);
+    return (struct hvd_eager *)(void *)((char *)board(engine, set, local, round) + set->vote_bytes);
 }
 
 static void damaged(struct hvd_engine *engine, const struct hvd_set *set, int local, uint64_t round)
@@ -163,10 +163,10 @@ static void decide(struct hvd_engine *engine, struct hvd_set *set)
     hvd_coord_decide(set->coord, set->agreed, &set->plan);
     set->entered = set->probing = false;
     if (set->riders)
-        hvd_ride_agreed(set);
+        hvd_eager_agreed(set);
     hvd_count(engine, HVD_COUNT_rounds, 1);
     if (set->tree)
-        hvd_wire_count(engine, set);
+        hvd_stream_count(engine, set);
     if (set->plan.learned)
         hvd_count(engine, HVD_COUNT_learned, 1);
     if (set->plan.deviated)
@@ -210,10 +210,10 @@ static bool agree_with_hosts(struct hvd_engine *engine, struct hvd_set *set, uin
 {
     struct hvd_tree *tree = set->tree;
     if (tree->merged < round && merge_boards(engine, set, round)) {
-        struct hvd_ride *ride[HVD_LOCAL_MAX];
+        struct hvd_eager *ride[HVD_LOCAL_MAX];
         for (int local = 0; local < set->locals; local++)
             ride[local] = ride_on(engine, set, local, round);
-        hvd_ride_of_host(set, ride, tree->mine_rides);
+        hvd_eager_of_host(set, ride, tree->mine_rides);
         memcpy(tree->mine, set->agreed, set->agreed->bytes);
         tree->merged = round;
         moved = true;
@@ -222,7 +222,7 @@ static bool agree_with_hosts(struct hvd_engine *engine, struct hvd_set *set, uin
         return moved;
     if (set->locals > 1) {
         memcpy(board(engine, set, 0, round), set->agreed, set->agreed->bytes);
-        hvd_ride_copy(ride_on(engine, set, 0, round), set->riders->agreed);
+        hvd_eager_copy(ride_on(engine, set, 0, round), set->riders->agreed);
         hvd_place_say(set->place[0].posted, set->life, round);
         hvd_bells_ring_all(&set->bells);
     }
@@ -237,11 +237,11 @@ static bool agree_as_posted(struct hvd_engine *engine, struct hvd_set *set, uint
         return moved;
     if (!merge_board(engine, set, 0, round))
         return moved;
-    if (!hvd_ride_check(ride_on(engine, set, 0, round), HVD_RIDE_ROOM, set->size)) {
+    if (!hvd_eager_check(ride_on(engine, set, 0, round), HVD_EAGER_ROOM, set->size)) {
         damaged(engine, set, 0, round);
         return moved;
     }
-    hvd_ride_copy(set->riders->agreed, ride_on(engine, set, 0, round));
+    hvd_eager_copy(set->riders->agreed, ride_on(engine, set, 0, round));
     decide(engine, set);
     return true;
 }
@@ -265,11 +265,11 @@ static bool about_to_speak(struct hvd_engine *engine, const struct hvd_set *set)
     if (!set->riders || engine->handles.with_turn || engine->link_cost.alpha_ns < FAR_NS ||
         hvd_now_ns() - set->served_ns >= (grace_ns < GRACE_NS ? grace_ns : GRACE_NS))
         return false;
-    hvd_soon_arm(&engine->soon);
+    hvd_alarm_arm(&engine->soon);
     return true;
 }
 
-bool hvd_agree_step(struct hvd_engine *engine, struct hvd_set *set)
+bool hvd_votes_step(struct hvd_engine *engine, struct hvd_set *set)
 {
     bool moved = set->tree && hvd_tree_pump(engine, set);
     if (set->left)
@@ -285,7 +285,7 @@ bool hvd_agree_step(struct hvd_engine *engine, struct hvd_set *set)
                 return moved;
         hvd_order_vote(engine, set);
         hvd_coord_vote(set->coord, board(engine, set, set->here, round), set->vote_bytes);
-        rides = set->riders && hvd_ride_offer(engine, set, ride_on(engine, set, set->here, round));
+        rides = set->riders && hvd_eager_offer(engine, set, ride_on(engine, set, set->here, round));
         hvd_place_enter(&set->place[set->here], set->life, round);
         set->entered = moved = true;
         tell_entered(set, round);
@@ -297,6 +297,6 @@ bool hvd_agree_step(struct hvd_engine *engine, struct hvd_set *set)
         moved = true;
     }
     if (enters && set->entered && set->wires && !rides)
-        hvd_guess(engine, set);
+        hvd_speculate(engine, set);
     return moved;
 }

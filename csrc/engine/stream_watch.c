@@ -81,7 +81,7 @@ static int news_of(const struct hvd_set *set, struct pollfd *news)
     return count;
 }
 
-void hvd_wire_watch(struct hvd_engine *engine)
+void hvd_stream_watch(struct hvd_engine *engine)
 {
     struct pollfd news[HVD_NEAR_MAX + HVD_RANKS_MAX];
     if (atomic_load(&engine->failed)) /* nobody reads any more: what comes would be news for ever */
@@ -109,8 +109,8 @@ static bool sleep_on_news(struct hvd_engine *engine, uint64_t ns)
     return true;
 }
 
-bool hvd_wire_listen(struct hvd_engine *engine, bool asleep, uint64_t *since_ns,
-                     bool (*look)(struct hvd_engine *engine))
+bool hvd_stream_listen(struct hvd_engine *engine, bool asleep, uint64_t *since_ns,
+                       bool (*look)(struct hvd_engine *engine))
 {
     _Atomic uint32_t *word = &engine->host.control->seat[engine->host.rank].asleep.word;
     uint64_t now = hvd_now_ns();
@@ -133,7 +133,7 @@ bool hvd_wire_listen(struct hvd_engine *engine, bool asleep, uint64_t *since_ns,
     return on;
 }
 
-void hvd_wire_heard(struct hvd_engine *engine, int fd)
+void hvd_stream_heard(struct hvd_engine *engine, int fd)
 {
     uint8_t has = atomic_load(&engine->wire_byte[fd]);
     while (has && !atomic_compare_exchange_weak(&engine->wire_byte[fd], &has, HVD_WIRE_OURS))
@@ -152,7 +152,7 @@ static bool settled(struct hvd_wires *wires)
     return all;
 }
 
-void hvd_wire_settle(struct hvd_engine *engine, int timeout_ms)
+void hvd_stream_settle(struct hvd_engine *engine, int timeout_ms)
 {
     uint64_t until_ns = hvd_now_ns() + (uint64_t)timeout_ms * 1000000u;
     for (long nap_ns = SETTLE_NAP_NS;; nap_ns = nap_ns < SETTLE_NAP_MAX_NS ? 2 * nap_ns : nap_ns) {
@@ -167,14 +167,14 @@ void hvd_wire_settle(struct hvd_engine *engine, int timeout_ms)
     }
 }
 
-void hvd_wire_end(struct hvd_engine *engine)
+void hvd_stream_end(struct hvd_engine *engine)
 {
     if (engine->wire_byte)
         hvd_memory_unmap(engine->wire_byte, HVD_WIRES_MAX);
     engine->wire_byte = NULL;
 }
 
-void hvd_wire_close_in_child(struct hvd_engine *engine)
+void hvd_stream_close_in_child(struct hvd_engine *engine)
 {
     int high = atomic_load(&engine->wire_high);
     for (int fd = 0; fd < high; fd++)

@@ -63,14 +63,14 @@ bool hvd_turn_once(struct hvd_engine *engine)
 {
     bool moved = hvd_abort_seen(engine);
     if (hvd_handles_queued(&engine->handles))
-        moved |= hvd_agree_submit_queued(engine);
+        moved |= hvd_votes_submit_queued(engine);
     if (!atomic_load_explicit(&engine->failed, memory_order_relaxed)) {
         if (engine->suspicion.since_ns)
             moved |= hvd_abort_judge(engine);
         if (atomic_load_explicit(&engine->leave_wanted, memory_order_relaxed) == 1)
             leave_all_sets(engine);
         for (int i = 0; i < engine->sets; i++) {
-            moved |= hvd_agree_step(engine, engine->set[i]);
+            moved |= hvd_votes_step(engine, engine->set[i]);
             moved |= hvd_work_step(engine, engine->set[i]);
         }
     }
@@ -132,7 +132,7 @@ static bool leave(struct hvd_engine *engine, bool hand_over)
     hand_over &= engine->thread_runs;
     if (hand_over && leave_dozing(engine))
         return true;
-    hvd_wire_give_bell(engine);
+    hvd_stream_give_bell(engine);
     atomic_store(hvd_asleep_word(engine), 1);
     atomic_thread_fence(memory_order_seq_cst);
     if (hvd_turn_once(engine)) {
@@ -145,9 +145,9 @@ static bool leave(struct hvd_engine *engine, bool hand_over)
         return true;
     }
     if (engine->wire_byte)
-        hvd_wire_watch(engine);
+        hvd_stream_watch(engine);
     if (atomic_load_explicit(&engine->silent, memory_order_relaxed))
-        hvd_soon_nap(engine);
+        hvd_alarm_nap(engine);
     atomic_store(&engine->turn, 0);
     if (atomic_load(hvd_asleep_word(engine)))
         return true;
@@ -185,7 +185,7 @@ static bool breathe(struct hvd_engine *engine, bool waiter, uint32_t *idle, uint
         *since_ns = 0;
     ++*idle;
     if (listens(engine))
-        return hvd_wire_listen(engine, waiter, since_ns, hvd_turn_once);
+        return hvd_stream_listen(engine, waiter, since_ns, hvd_turn_once);
     if (*idle <= (engine->spins ? PAUSES_FITTING : PAUSES_CROWDED)) {
         hvd_pause();
         if (!engine->spins || *idle % PAUSES_PER_CLOCK)
@@ -198,7 +198,7 @@ static bool breathe(struct hvd_engine *engine, bool waiter, uint32_t *idle, uint
     uint64_t now = hvd_now_ns();
     if (*since_ns == 0)
         *since_ns = now;
-    if (waiter && hvd_soon_silence(engine) == HVD_POLLED)
+    if (waiter && hvd_alarm_silence(engine) == HVD_POLLED)
         return !atomic_load_explicit(&engine->tick_due, memory_order_relaxed);
     return now - *since_ns < engine->spin_ns;
 }

@@ -69,7 +69,7 @@ void hvd_slot_attach(struct hvd_coord *coord, uint32_t slot, uint32_t ticket)
     mine->slot = slot;
     coord->known[slot].ticket = ticket;
     if (coord->known[slot].place != HVD_NONE) {
-        hvd_learn_submit(coord, slot);
+        hvd_pattern_submit(coord, slot);
         return;
     }
     hvd_bit_set(coord->ready, slot, true);
@@ -93,9 +93,9 @@ void hvd_slot_forget(struct hvd_coord *coord, uint32_t slot)
 {
     struct hvd_known *known = &coord->known[slot];
     if (known->place != HVD_NONE)
-        hvd_learn_forget(coord);
+        hvd_pattern_forget(coord);
     if (known->seen == coord->learn.number)
-        hvd_learn_restart(coord);
+        hvd_pattern_restart(coord);
     uint32_t ticket = hvd_slot_detach(coord, slot);
     if (ticket != HVD_TICKET_NONE) {
         coord->outstanding++;

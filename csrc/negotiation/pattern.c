@@ -26,15 +26,15 @@
 
 #define FIRST_PATIENCE 2
 
-static uint32_t slot_at(const struct hvd_learn *learn, uint32_t ahead)
+static uint32_t slot_at(const struct hvd_pattern *learn, uint32_t ahead)
 {
     uint32_t at = learn->base + ahead;
     return learn->list[at < learn->count ? at : at - learn->count];
 }
 
-void hvd_learn_restart(struct hvd_coord *coord)
+void hvd_pattern_restart(struct hvd_coord *coord)
 {
-    struct hvd_learn *learn = &coord->learn;
+    struct hvd_pattern *learn = &coord->learn;
     if (learn->patience == 0)
         learn->patience = FIRST_PATIENCE;
     learn->number++;
@@ -52,7 +52,7 @@ static void append(struct hvd_coord *coord, uint32_t slot)
  * before it takes the place of a longer one. */
 static bool is_better(const struct hvd_coord *coord)
 {
-    const struct hvd_learn *learn = &coord->learn;
+    const struct hvd_pattern *learn = &coord->learn;
     if (learn->length != learn->count)
         return learn->length > learn->count || learn->times >= HVD_PATIENCE_MAX;
     for (uint32_t i = 0; i < learn->length; i++)
@@ -61,9 +61,9 @@ static bool is_better(const struct hvd_coord *coord)
     return false;
 }
 
-void hvd_learn_record(struct hvd_coord *coord, uint32_t slot)
+void hvd_pattern_record(struct hvd_coord *coord, uint32_t slot)
 {
-    struct hvd_learn *learn = &coord->learn;
+    struct hvd_pattern *learn = &coord->learn;
     const struct hvd_known *known = &coord->known[slot];
     if (coord->limits.rank != 0 || known->key.high == 0 || known->signature.kind != HVD_ALLREDUCE ||
         known->signature.group)
@@ -77,7 +77,7 @@ void hvd_learn_record(struct hvd_coord *coord, uint32_t slot)
         learn->times = 1;
     }
     if (learn->record[learn->at] != slot) {
-        hvd_learn_restart(coord);
+        hvd_pattern_restart(coord);
         append(coord, slot);
     } else if (++learn->at == learn->length) {
         learn->at = 0;
@@ -93,9 +93,9 @@ static bool plane_fits(const struct hvd_coord *coord, const struct hvd_known *kn
     return plane == known->plane && (plane || !(known->flags & HVD_KNOWN_IN_PLANE));
 }
 
-void hvd_learn_submit(struct hvd_coord *coord, uint32_t slot)
+void hvd_pattern_submit(struct hvd_coord *coord, uint32_t slot)
 {
-    struct hvd_learn *learn = &coord->learn;
+    struct hvd_pattern *learn = &coord->learn;
     if (!learn->deviates && learn->ahead < learn->count && slot_at(learn, learn->ahead) == slot &&
         plane_fits(coord, &coord->known[slot]))
         learn->ahead++;
@@ -103,18 +103,18 @@ void hvd_learn_submit(struct hvd_coord *coord, uint32_t slot)
         learn->deviates = true;
 }
 
-void hvd_learn_say(const struct hvd_coord *coord, struct hvd_vote *vote)
+void hvd_pattern_say(const struct hvd_coord *coord, struct hvd_vote *vote)
 {
-    const struct hvd_learn *learn = &coord->learn;
+    const struct hvd_pattern *learn = &coord->learn;
     if (learn->count == 0)
         return;
     vote->ahead = learn->ahead;
     vote->deviates = learn->deviates;
 }
 
-void hvd_learn_propose(const struct hvd_coord *coord, struct hvd_vote *vote)
+void hvd_pattern_propose(const struct hvd_coord *coord, struct hvd_vote *vote)
 {
-    const struct hvd_learn *learn = &coord->learn;
+    const struct hvd_pattern *learn = &coord->learn;
     uint32_t count = learn->length, outstanding = 0, total = 0;
     if (!learn->wanted || coord->joined)
         return;
@@ -134,7 +134,7 @@ void hvd_learn_propose(const struct hvd_coord *coord, struct hvd_vote *vote)
     vote->list_at = at;
 }
 
-bool hvd_learn_check(const struct hvd_coord *coord, const struct hvd_vote *vote)
+bool hvd_pattern_check(const struct hvd_coord *coord, const struct hvd_vote *vote)
 {
     uint32_t learned = coord->left >= 0 ? 0 : coord->learn.count;
     if (vote->ahead > learned || vote->deviates > (learned > 0))
@@ -151,9 +151,9 @@ bool hvd_learn_check(const struct hvd_coord *coord, const struct hvd_vote *vote)
     return vote->list % 2 == 0 || words[hvd_list_words(vote->list) - 1] >> 32 == 0;
 }
 
-void hvd_learn_plan(struct hvd_coord *coord, uint32_t ahead, uint64_t round)
+void hvd_pattern_plan(struct hvd_coord *coord, uint32_t ahead, uint64_t round)
 {
-    struct hvd_learn *learn = &coord->learn;
+    struct hvd_pattern *learn = &coord->learn;
     for (uint32_t i = 0; i < ahead; i++)
         hvd_plan_slot(coord, slot_at(learn, i), round);
     uint32_t base = learn->base + ahead;
@@ -164,7 +164,7 @@ void hvd_learn_plan(struct hvd_coord *coord, uint32_t ahead, uint64_t round)
 /* Requests of mine that the list finds: counted while they come without a gap, else this rank deviates. */
 static void count_mine(struct hvd_coord *coord)
 {
-    struct hvd_learn *learn = &coord->learn;
+    struct hvd_pattern *learn = &coord->learn;
     bool gap = false;
     learn->ahead = 0;
     learn->deviates = false;
@@ -191,9 +191,9 @@ static bool may_be_learned(const struct hvd_coord *coord, uint32_t slot, uint64_
            !(known->flags & HVD_KNOWN_MISMATCH);
 }
 
-bool hvd_learn_adopt(struct hvd_coord *coord, const struct hvd_vote *agreed)
+bool hvd_pattern_adopt(struct hvd_coord *coord, const struct hvd_vote *agreed)
 {
-    struct hvd_learn *learn = &coord->learn;
+    struct hvd_pattern *learn = &coord->learn;
     const uint32_t *list = (const uint32_t *)(agreed->body + hvd_vote_list_at(coord, agreed));
     uint32_t count = agreed->list, places = 0, planned = 0;
     for (; places < count && may_be_learned(coord, list[places], agreed->round); places++)
@@ -220,9 +220,9 @@ bool hvd_learn_adopt(struct hvd_coord *coord, const struct hvd_vote *agreed)
     return true;
 }
 
-void hvd_learn_forget(struct hvd_coord *coord)
+void hvd_pattern_forget(struct hvd_coord *coord)
 {
-    struct hvd_learn *learn = &coord->learn;
+    struct hvd_pattern *learn = &coord->learn;
     for (uint32_t i = 0; i < learn->count; i++) {
         uint32_t slot = learn->list[i];
         struct hvd_known *known = &coord->known[slot];

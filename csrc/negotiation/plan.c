@@ -184,16 +184,16 @@ static int code_of(const struct hvd_signature *signature, const struct hvd_vote 
 
 static void learn(struct hvd_coord *coord, const struct hvd_vote *vote, struct hvd_plan *plan)
 {
-    struct hvd_learn *learn = &coord->learn;
+    struct hvd_pattern *learn = &coord->learn;
     if (vote->deviates) {
-        hvd_learn_restart(coord);
+        hvd_pattern_restart(coord);
         learn->patience = learn->patience < HVD_PATIENCE_MAX ? 2 * learn->patience : HVD_PATIENCE_MAX;
         plan->deviated = true;
     }
     bool adopt = vote->list && !vote->deviates && vote->joined == 0;
     if (learn->count && (adopt || vote->deviates))
-        hvd_learn_forget(coord);
-    if (adopt && hvd_learn_adopt(coord, vote))
+        hvd_pattern_forget(coord);
+    if (adopt && hvd_pattern_adopt(coord, vote))
         plan->learned = learn->count;
 }
 
@@ -285,11 +285,11 @@ void hvd_coord_decide(struct hvd_coord *coord, const struct hvd_vote *agreed, st
     bool failed = agreed->detail_slot != HVD_NONE && tell_detail(coord, &turn, plan);
     uint32_t fresh = forget_conflicts(coord, &turn);
     if (agreed->joined && coord->learn.count)
-        hvd_learn_forget(coord);
+        hvd_pattern_forget(coord);
     if (turn.active > 0) {
         find_ready(coord, &turn);
         if (coord->learn.count) /* else it was forgotten a moment ago, with one of its slots or because of a join */
-            hvd_learn_plan(coord, agreed->ahead, turn.round);
+            hvd_pattern_plan(coord, agreed->ahead, turn.round);
     } else if (agreed->busy > 0) {
         forget_all(coord);
     } else {

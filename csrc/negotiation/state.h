@@ -91,7 +91,7 @@ struct hvd_mine {
 };
 
 /* A list of slots that is done again and again (pattern.c). */
-struct hvd_learn {
+struct hvd_pattern {
     /* AGREED */
     uint32_t *list;
     uint32_t count;    /* 0: nothing is learned */
@@ -112,7 +112,7 @@ struct hvd_learn {
 
 struct hvd_coord {
     struct hvd_coord_limits limits;
-    struct hvd_learn learn;
+    struct hvd_pattern learn;
 
     /* AGREED */
     uint64_t round;          /* of the next vote */
@@ -168,17 +168,17 @@ void hvd_mine_withdraw(struct hvd_coord *coord, uint32_t ticket);  /* no longer 
 void hvd_mine_renumber(struct hvd_coord *coord, uint64_t unnamed); /* my unnamed requests start here */
 
 /* pattern.c. Agreed, but for what is said of mine: */
-void hvd_learn_plan(struct hvd_coord *coord, uint32_t ahead, uint64_t round); /* the next so many are due */
-bool hvd_learn_adopt(struct hvd_coord *coord, const struct hvd_vote *agreed); /* a proposed list, if it can be */
-void hvd_learn_forget(struct hvd_coord *coord); /* my outstanding requests go back to bits */
+void hvd_pattern_plan(struct hvd_coord *coord, uint32_t ahead, uint64_t round); /* the next so many are due */
+bool hvd_pattern_adopt(struct hvd_coord *coord, const struct hvd_vote *agreed); /* a proposed list, if it can be */
+void hvd_pattern_forget(struct hvd_coord *coord); /* my outstanding requests go back to bits */
 /* Mine: a request for a slot of the list; a request for any slot, for the record. */
-void hvd_learn_submit(struct hvd_coord *coord, uint32_t slot);
-void hvd_learn_record(struct hvd_coord *coord, uint32_t slot);
-void hvd_learn_restart(struct hvd_coord *coord); /* the recording */
+void hvd_pattern_submit(struct hvd_coord *coord, uint32_t slot);
+void hvd_pattern_record(struct hvd_coord *coord, uint32_t slot);
+void hvd_pattern_restart(struct hvd_coord *coord); /* the recording */
 /* What a vote says of it, but for the list; then the list, if I propose one. */
-void hvd_learn_say(const struct hvd_coord *coord, struct hvd_vote *vote);
-void hvd_learn_propose(const struct hvd_coord *coord, struct hvd_vote *vote);
-bool hvd_learn_check(const struct hvd_coord *coord, const struct hvd_vote *vote);
+void hvd_pattern_say(const struct hvd_coord *coord, struct hvd_vote *vote);
+void hvd_pattern_propose(const struct hvd_coord *coord, struct hvd_vote *vote);
+bool hvd_pattern_check(const struct hvd_coord *coord, const struct hvd_vote *vote);
 uint32_t hvd_front_of(const struct hvd_signature *signature);               /* cache.c */
 void hvd_plan_slot(struct hvd_coord *coord, uint32_t slot, uint64_t round); /* cache.c */
 

@@ -88,7 +88,7 @@ struct hvd_coord *hvd_coord_open(void *memory, const struct hvd_coord_limits *li
     memset(coord->listen, 0, bits);
     memset(coord->ready, 0, bits);
     memset(coord->plane, 0, bits);
-    hvd_learn_restart(coord);
+    hvd_pattern_restart(coord);
     return coord;
 }
 
@@ -182,7 +182,7 @@ int hvd_coord_submit(struct hvd_coord *coord, uint32_t ticket, const char *name,
     coord->news = true;
     if (known && (same || known->flags & HVD_KNOWN_MISMATCH)) {
         hvd_slot_attach(coord, slot, ticket);
-        hvd_learn_record(coord, slot);
+        hvd_pattern_record(coord, slot);
     } else {
         hvd_mine_announce(coord, ticket);
     }

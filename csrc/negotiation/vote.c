@@ -96,8 +96,8 @@ size_t hvd_coord_vote(struct hvd_coord *coord, struct hvd_vote *vote, size_t roo
     if (vote->detail_slot != HVD_NONE)
         hvd_detail_write(coord, vote);
     if (!stopped) {
-        hvd_learn_say(coord, vote);
-        hvd_learn_propose(coord, vote);
+        hvd_pattern_say(coord, vote);
+        hvd_pattern_propose(coord, vote);
         vote->fresh = say_fresh(coord, (struct hvd_fresh *)(vote->body + hvd_vote_fresh_at(coord, vote)));
     }
     vote->bytes = (uint32_t)hvd_vote_bytes(coord, vote);
@@ -166,6 +166,6 @@ int hvd_vote_check(const struct hvd_coord *coord, const struct hvd_vote *vote, s
         return HVD_EINVAL;
     if (!bits_sane(vote->body, vote->slots) || !bits_sane(vote->body + hvd_words(vote->slots), vote->slots))
         return HVD_EINVAL;
-    return hvd_detail_check(coord, vote) && hvd_learn_check(coord, vote) && fresh_sane(coord, vote) ? HVD_OK
-                                                                                                    : HVD_EINVAL;
+    return hvd_detail_check(coord, vote) && hvd_pattern_check(coord, vote) && fresh_sane(coord, vote) ? HVD_OK
+                                                                                                      : HVD_EINVAL;
 }

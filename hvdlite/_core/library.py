@@ -54,7 +54,7 @@ def _ops() -> dict[str, int]:
 DTYPES = _dtypes()
 OPS = _ops()
 _OP_NAMES = {number: name for name, number in OPS.items()}
-VERSION, WIRE_VERSION = text_of(lib.hvd_version()), lib.hvd_wire_version()
+VERSION, WIRE_VERSION = text_of(lib.hvd_version()), lib.hvd_stream_version()
 
 
 class _PerThread(threading.local):
@@ -314,7 +314,7 @@ def keep(path: str) -> dict[str, Any]:
     """A file of records is about to be written at this path: what another life of a job has left there is renamed.
     Returns whose life this is, for the beginning of the file. HvdNotInitializedError before init()."""
     job, epoch = ffi.new("uint64_t *"), ffi.new("uint64_t *")
-    checked(lib.hvd_keep(os.fsencode(path), job, epoch))
+    checked(lib.hvd_rotate(os.fsencode(path), job, epoch))
     return {"job": f"{job[0]:016x}", "epoch": int(epoch[0])}
 
 

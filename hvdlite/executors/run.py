@@ -29,7 +29,7 @@ from ..errors.codes import coded, uncoded
 from ..errors.user_warning import warn
 
 if TYPE_CHECKING:
-    from ..launcher.function_server import Answer, Desk
+    from ..launcher.function_server import Answer, FunctionServer
 
 _WORDS_MAX = 4096  # of what the launcher says, for an error that no rank explains
 
@@ -169,7 +169,7 @@ class _Call:
         place = function_server.address_for(cli.read_flags(self._flags), self._size, environ)
         key = os.urandom(32)
         with self._selector:
-            counter = function_server.Desk(key, place, self._size, call)
+            counter = function_server.FunctionServer(key, place, self._size, call)
             try:
                 address, port = counter.address
                 far = [self._executable, *python_command.words("hvdlite.executors.worker")[1:], address, str(port)]
@@ -179,7 +179,7 @@ class _Call:
                 counter.close()
         return self._results(code, counter.answers)
 
-    def _attend(self, words: Sequence[str], environ: Mapping[str, str], counter: Desk) -> int:
+    def _attend(self, words: Sequence[str], environ: Mapping[str, str], counter: FunctionServer) -> int:
         """Runs the launcher to its end; its exit code. Nothing of the job is left, whatever happens."""
         pipe = subprocess.PIPE
         job = subprocess.Popen(
@@ -205,7 +205,7 @@ class _Call:
             raise interrupt
         return job.returncode
 
-    def _turn(self, counter: Desk, patience: float = 0.5) -> bool:
+    def _turn(self, counter: FunctionServer, patience: float = 0.5) -> bool:
         """One round of the loop; whether there was anything to do."""
         ready = self._selector.select(patience)
         for key, _ in ready:

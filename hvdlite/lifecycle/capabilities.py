@@ -9,7 +9,7 @@ Everything here can be asked before init().
 from __future__ import annotations
 
 from .. import mpi
-from .._core import gpu_libraries
+from .._core import gpu_discovery
 
 
 def mpi_built() -> bool:
@@ -97,7 +97,7 @@ def nccl_built() -> int:
         >>> hvd.nccl_built() >= 0
         True
     """
-    return gpu_libraries.nccl_version()
+    return gpu_discovery.nccl_version()
 
 
 def ddl_built() -> bool:
@@ -139,7 +139,7 @@ def cuda_built() -> bool:
         >>> isinstance(hvd.cuda_built(), bool)
         True
     """
-    return gpu_libraries.cuda_version() > 0
+    return gpu_discovery.cuda_version() > 0
 
 
 def rocm_built() -> bool:

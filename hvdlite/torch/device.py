@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from .. import _core
-from .._core import gpu_libraries, nan_guard
+from .._core import gpu_discovery, nan_guard
 from ..errors import HvdError
 
 
@@ -139,5 +139,5 @@ def current() -> CudaDevice:
 
 @functools.cache
 def _device(index: int) -> CudaDevice:
-    gpu_libraries.find()
+    gpu_discovery.find()
     return CudaDevice(index)

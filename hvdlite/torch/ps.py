@@ -108,7 +108,8 @@ class Embedding(_Lookup):
     """Rows of a table, as torch.nn.Embedding(rows, dim) has them in its weight.
 
     ids: integers of any shape, on any device. Raises ValueError for what is no row's number, and what table.pull does.
-    Places with padding_idx are zeros, as in a torch.nn.Embedding that was not trained. table.prefetch gets ids without.
+    Placement with padding_idx are zeros, as in a torch.nn.Embedding that was not trained. table.prefetch gets ids
+    without.
     """
 
     def __init__(self, table: Any, padding_idx: int | None = None) -> None:

@@ -25,7 +25,7 @@ from . import registration
 _READ_BYTES = 1 << 18
 
 
-class Branch:
+class AgentLink:
     """One host's agent. `pid` is its process if it is our child."""
 
     def __init__(
@@ -128,21 +128,21 @@ class Branch:
                 sock.shutdown(socket.SHUT_RDWR)
 
 
-def forked(name: str, stdin: int, close: Sequence[socket.socket]) -> Branch:
+def forked(name: str, stdin: int, close: Sequence[socket.socket]) -> AgentLink:
     """The agent of this host, forked. `close` are the launcher's own descriptors that it must not keep."""
     control, theirs = socket.socketpair()
     output, their_output = socket.socketpair()
     pid = _fork(theirs, their_output, stdin, close=(control, output, *close))
     theirs.close()
     their_output.close()
-    return Branch(name, control, output, pid)
+    return AgentLink(name, control, output, pid)
 
 
-def reported(number: int, name: str, control: registration.Arrival, output: registration.Arrival) -> Branch:
+def reported(number: int, name: str, control: registration.Arrival, output: registration.Arrival) -> AgentLink:
     """The agent of another host, whose two streams have arrived."""
     for arrival in (control, output):
         registration.keep_watch(arrival.sock, arrival is control, float(arrival.hello["silence"]))
-    branch = Branch(name, control.sock, output.sock, sessions=(control.session, output.session))
+    branch = AgentLink(name, control.sock, output.sock, sessions=(control.session, output.session))
     branch.peer, branch.number, branch.hello = control.peer, number, control.hello
     return branch
 

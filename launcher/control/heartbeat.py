@@ -14,23 +14,23 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from .agent_link import Branch
+from .agent_link import AgentLink
 
 BEAT_S = 0.5
 HURRIED_S = 1.0
 
 
-class Pulse:
+class Heartbeat:
     """Of the agents of `branches`; limit: seconds without an answer that are too many."""
 
-    def __init__(self, branches: Sequence[Branch], limit: float) -> None:
+    def __init__(self, branches: Sequence[AgentLink], limit: float) -> None:
         self._branches = branches
         self._limit = limit
         self._hurried = False
         self._next = time.monotonic() + BEAT_S
         self._missed = {id(each): 0 for each in branches}
 
-    def admit(self, branch: Branch) -> None:
+    def admit(self, branch: AgentLink) -> None:
         """One more, which is in the list already."""
         self._missed[id(branch)] = 0
 
@@ -46,7 +46,7 @@ class Pulse:
             self._missed = dict.fromkeys(self._missed, 0)
             self._next = time.monotonic() + BEAT_S
 
-    def beat(self, now: float) -> list[Branch]:
+    def beat(self, now: float) -> list[AgentLink]:
         """Asks the agents, if it is time to; those that have been silent for too long."""
         if now < self._next:
             return []

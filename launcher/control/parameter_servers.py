@@ -15,7 +15,7 @@ from hvdlite.errors.codes import code_of, uncoded
 
 from ..agent.process import exit_text
 from ..hosts import hosts
-from .agent_link import Branch
+from .agent_link import AgentLink
 from .ending import blamed
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class Servers:
         end = f"{self.who(number)} {exit_text(code)}"
         self._gone(number, end, blamed(end + self._job.console.last_words(number), code))
 
-    def host_lost(self, each: Branch) -> None:
+    def host_lost(self, each: AgentLink) -> None:
         """Those there are lost with it."""
         for number in [number for number in self._living if self.hosts[number - self._size] == each.name]:
             end = f"{self.who(number)} is lost with its host"

@@ -18,14 +18,14 @@ if TYPE_CHECKING:
     from ..elastic.discovery import DiscoveryScript
     from ..starters.agent_startup import Gather
     from ..starters.starter import Running
-    from .agent_link import Branch
+    from .agent_link import AgentLink
     from .signals import Signals
 
 
 class Gathered(NamedTuple):
     """The other hosts of a job: their agents, and what was found out with them."""
 
-    branches: list[Branch]
+    branches: list[AgentLink]
     slots: Sequence[Slot]  # of the whole job
     address: str  # where the store is to listen
     secret: bytes

@@ -2,12 +2,12 @@
 
 An agent on another host connects here twice: a stream for control and one for output. Each connection proves the job's
 secret (hvdlite/security/handshake.py) before a byte of it is parsed, then says HELLO: a small JSON frame that tells
-which host this is, which stream, and what stands in the way there. From then on the socket belongs to a Branch, with
+which host this is, which stream, and what stands in the way there. From then on the socket belongs to a AgentLink, with
 the session that signs its frames.
 
-`Muster` is the launcher's side: it listens at one address, never waits (`turn` serves what is ready), bounds strangers
-as every port does (hvdlite/security/connection_limits.py), and is closed once all are there. `report` is the agent's
-side, which may wait.
+`Registration` is the launcher's side: it listens at one address, never waits (`turn` serves what is ready), bounds
+strangers as every port does (hvdlite/security/connection_limits.py), and is closed once all are there. `report` is the
+agent's side, which may wait.
 
 A host that vanishes sends nothing, not even an end. So both sides ask the kernel to probe a silent connection
 (`keep_watch`): a stopped launcher or a busy one answers still, a dead host does not.
@@ -55,7 +55,7 @@ class _Stranger:
         self.reader = framing.FrameReader(framing.Session(), HELLO_MAX)
 
 
-class Muster:
+class Registration:
     """Listens at `address` (port 0: any that is free). Raises OSError when that is not possible."""
 
     def __init__(self, secret: bytes, address: str, port: int = 0) -> None:
@@ -170,8 +170,8 @@ def report(
     deadline: float,
     gone: Callable[[], bool] = lambda: False,
 ) -> tuple[socket.socket, framing.Session]:
-    """Connects to a Muster and says `hello`, trying again until time.monotonic() is `deadline` or `gone()` is true; the
-    connection, and what signs its frames.
+    """Connects to a Registration and says `hello`, trying again until time.monotonic() is `deadline` or `gone()` is
+    true; the connection, and what signs its frames.
 
     Raises ReportError.
     """

@@ -18,13 +18,13 @@ from ..hosts.hosts import Slot
 from .plan import Gathered, Plan
 
 if TYPE_CHECKING:
-    from .agent_link import Branch
+    from .agent_link import AgentLink
 
 
 class Orders:
     """Of one job. first: the agent of rank 0's host."""
 
-    def __init__(self, plan: Plan, far: Gathered, meeting: rank_environment.Meeting, first: Branch) -> None:
+    def __init__(self, plan: Plan, far: Gathered, meeting: rank_environment.Meeting, first: AgentLink) -> None:
         leader = None if first.peer is None else (first.peer, int(first.hello["torch_port"]))
         self._plan, self._far, self._secret = plan, far, meeting.secret
         self._told = {} if plan.over_mpi else rank_environment.of_job(plan.environ, meeting, far.slots, leader)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from ..agent.process import exit_text
 from ..store.epochs import ranks_named
 from ..store.server import StoreServer
-from .agent_link import Branch
+from .agent_link import AgentLink
 from .ending import LOST, Abort, blamed
 from .parameter_servers import Servers
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 TIMEOUT = -7  # HVD_ETIMEOUT
 
 
-class FixedRanks:
+class StaticDriver:
     """Of one job."""
 
     def __init__(self, job: Job) -> None:
@@ -82,7 +82,7 @@ class FixedRanks:
         job.store.rank_ended(rank, blamed(text + words, code))
         job.tell(f"{text} after {time.monotonic() - job.began:.2f} s")
 
-    def unstarted(self, each: Branch, rank: int, code: int) -> None:
+    def unstarted(self, each: AgentLink, rank: int, code: int) -> None:
         """There is no process; those after it in the order were not started either."""
         self.ended(rank, code)
         if rank not in self._servers:
@@ -97,7 +97,7 @@ class FixedRanks:
         """The launcher got this signal: whether nothing else is to be done about it."""
         return False
 
-    def host_lost(self, each: Branch, why: str) -> None:
+    def host_lost(self, each: AgentLink, why: str) -> None:
         """Another host is heard of no more. Its living ranks follow by `lost`."""
         ending = self._job.ending
         lost = each.ranks & ending.living

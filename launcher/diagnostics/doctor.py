@@ -21,7 +21,7 @@ from typing import Any
 
 from hvdlite.security import framing
 
-from ..control.agent_link import Branch
+from ..control.agent_link import AgentLink
 from ..control.signals import Signals
 from ..hosts import hosts
 from ..probe.host_probe import Examiner
@@ -49,7 +49,7 @@ class _Here:
 class _There:
     """Another host."""
 
-    def __init__(self, branch: Branch) -> None:
+    def __init__(self, branch: AgentLink) -> None:
         self.name, self.branch = branch.name, branch
         self.at = str(branch.peer)
         self.reader = framing.FrameReader(branch.session)

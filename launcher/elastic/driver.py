@@ -18,10 +18,10 @@ import time
 from typing import TYPE_CHECKING
 
 from ..agent import process
-from ..control.agent_link import Branch
+from ..control.agent_link import AgentLink
 from ..control.ending import LOST, UNKNOWN, Abort, blamed
 from ..control.plan import Elastic
-from ..control.static_driver import TIMEOUT, FixedRanks
+from ..control.static_driver import TIMEOUT, StaticDriver
 from ..store import elastic_messages, elastic_process_end
 from ..store.elastic_members import Events
 from ..store.elastic_membership import Membership
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 STORE_MAX = 1024  # connections, where nobody has said how many ranks there may be
 
 
-class ElasticRanks(FixedRanks):
+class ElasticDriver(StaticDriver):
     """Of one job."""
 
     def __init__(self, job: Job, elastic: Elastic) -> None:
@@ -132,7 +132,7 @@ class ElasticRanks(FixedRanks):
         """It is lost with its host."""
         self._ended(rank, LOST, gone=True)
 
-    def unstarted(self, each: Branch, rank: int, code: int) -> None:
+    def unstarted(self, each: AgentLink, rank: int, code: int) -> None:
         """There is no process. At the job's start those after it in the order were not started either."""
         first = not self._members.size_now()
         self.ended(rank, code)
@@ -226,7 +226,7 @@ class ElasticRanks(FixedRanks):
             self._over = True
             self._job.order(do="release")
 
-    def host_lost(self, each: Branch, why: str) -> None:
+    def host_lost(self, each: AgentLink, why: str) -> None:
         """Another host is heard of no more. Its living ranks follow by `lost`."""
         if not self._goes_on():
             super().host_lost(each, why)

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple, cast
 
 from ..agent import process
-from ..control.agent_link import Branch
+from ..control.agent_link import AgentLink
 from ..control.plan import Plan
 from ..control.signals import Signals
 from ..hosts import address
@@ -31,7 +31,7 @@ class Arrival(NamedTuple):
     only its name could not be looked up."""
 
     name: str
-    branch: Branch | None
+    branch: AgentLink | None
     sessions: list[Running]
     trouble: str = ""
 

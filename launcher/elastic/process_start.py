@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..control.agent_link import Branch
+from ..control.agent_link import AgentLink
 from ..control.plan import Elastic
 from ..hosts.hosts import Host, Slot
 from ..placement.host_flags import is_here
@@ -108,7 +108,7 @@ class Starts:
                     break
                 self._start(name, branch)
 
-    def _agents(self, name: str) -> list[Branch]:
+    def _agents(self, name: str) -> list[AgentLink]:
         """Of this host, that live and are to stay: one or none."""
         agents = (each for each in self._job.branches if each.name == name and each.alive)
         return [each for each in agents if each.pid is not None or each.number not in self._released]
@@ -122,7 +122,7 @@ class Starts:
                     self._released.add(each.number)
                     each.order(do="release")
 
-    def _start(self, name: str, branch: Branch) -> None:
+    def _start(self, name: str, branch: AgentLink) -> None:
         """One more process. It prepares beside the others, and takes a place for its own that it may get."""
         job, number, slot = self._job, len(self.host_of), self.members.free_slot(name)
         self.host_of[number] = name

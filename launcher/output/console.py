@@ -26,7 +26,7 @@ from hvdlite.errors.codes import ending
 from ..control.plan import Look
 from .lines import RECENT_LINES, Lines, Piece, Screen, Tail
 from .tracebacks import Traces
-from .whole_lines import Sheet, words
+from .whole_lines import WholeLines, words
 
 KEPT_MAX = 4 << 20
 TRACE_LINES = 80
@@ -48,7 +48,7 @@ class Console:
         self._look = look
         whole = look.as_json or (look.fold and size > 1)
         shown = range(size) if look.ranks is None else look.ranks
-        self._sheet = Sheet(shown, look.fold, look.as_json, STREAMS, hosts, self._servers) if whole else None
+        self._sheet = WholeLines(shown, look.fold, look.as_json, STREAMS, hosts, self._servers) if whole else None
         self._lines: dict[tuple[int, int], Lines] = {}
         for rank in range(size + servers):
             self._lines.update(self._new_lines(rank))

@@ -26,7 +26,7 @@ class _Row:
         self.ranks: list[int] = []
 
 
-class Sheet:
+class WholeLines:
     """The output of these ranks; hosts: where they run, if that is to be told. servers: the numbers of servers of
     tables, whose lines are never folded. Results are (stream, bytes) to write."""
 

@@ -40,7 +40,7 @@ class PlaceError(ValueError):
 ELASTIC = ("min_np", "max_np", "host_discovery_script")
 
 
-class Places(NamedTuple):
+class Placement(NamedTuple):
     """See Plan. join: what this host does instead of being the launcher."""
 
     slots: Sequence[hosts.Slot]
@@ -76,7 +76,7 @@ def add_flags(add: Callable[..., argparse.Action]) -> None:
     add("--standalone", action="store_true", help="use this host only")
 
 
-def of(asked: argparse.Namespace, environ: Mapping[str, str], options: Mapping[str, str], timeout: float) -> Places:
+def of(asked: argparse.Namespace, environ: Mapping[str, str], options: Mapping[str, str], timeout: float) -> Placement:
     """Where the job runs. Raises PlaceError."""
     rows = (asked.hosts is not None, asked.hostfile is not None, asked.nodes is not None or asked.endpoint is not None)
     if sum(rows) > 1:
@@ -147,7 +147,7 @@ def per_node_of(asked: argparse.Namespace) -> int | None:
     return number("--nproc-per-node", asked.per_node, 1, "ranks")
 
 
-def _listed(asked: argparse.Namespace, environ: Mapping[str, str], timeout: float) -> Places:
+def _listed(asked: argparse.Namespace, environ: Mapping[str, str], timeout: float) -> Placement:
     """Ranks on this host, or on hosts of a list."""
     per_node = per_node_of(asked)
     size = per_node if asked.np is None else number("-np", asked.np, 1, "ranks")
@@ -180,7 +180,7 @@ def _listed(asked: argparse.Namespace, environ: Mapping[str, str], timeout: floa
     if used == {here}:
         if asked.interfaces:
             address.of_interfaces(interfaces_of(asked))  # is there such a one? The job needs none
-        return Places(slots, here, listed=listed)
+        return Placement(slots, here, listed=listed)
     from ..starters import agent_startup, rsh, ssh
     from . import dry_run
 
@@ -188,7 +188,7 @@ def _listed(asked: argparse.Namespace, environ: Mapping[str, str], timeout: floa
     port = port_of("--ssh-port", asked.ssh_port)
     starter = rsh.agent_of(environ) or ssh.Ssh(port, asked.ssh_identity, asked.ssh_options or [])
     gather = agent_startup.Gather(starter, interfaces_of(asked), timeout, also)
-    return Places(slots, here, gather, way=dry_run.way(starter, sorted(used - {here or ""})), listed=listed)
+    return Placement(slots, here, gather, way=dry_run.way(starter, sorted(used - {here or ""})), listed=listed)
 
 
 def assign(listed: Sequence[hosts.Host], size: int) -> list[hosts.Slot]:
@@ -255,7 +255,7 @@ def _nodes(asked: argparse.Namespace) -> int:
 
 def _meeting(
     asked: argparse.Namespace, environ: Mapping[str, str], options: Mapping[str, str], timeout: float
-) -> Places:
+) -> Placement:
     """One of several hosts on which the same command is given."""
     from ..starters import rendezvous
 
@@ -298,13 +298,13 @@ def _meeting(
     also = {**options, **forwarded(asked, environ)}
     if first:
         way = f"{nodes - 1} more join at {meeting.ip}:{port} and get their ranks there; {slots} here"
-        return Places((), os.uname().nodename, rendezvous.gather(meeting), way=way)
+        return Placement((), os.uname().nodename, rendezvous.gather(meeting), way=way)
     way = f"the launcher at {meeting.ip}:{port} assigns the ranks of this host: {slots}"
 
     def join(command: Sequence[str]) -> int:
         return rendezvous.join(meeting, command, environ, also, asked.as_horovod)
 
-    return Places((), None, None, join, way)
+    return Placement((), None, None, join, way)
 
 
 def _endpoint(asked: argparse.Namespace) -> tuple[str, int]:

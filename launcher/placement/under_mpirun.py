@@ -29,12 +29,12 @@ from hvdlite.system import open_files
 from ..agent import rank_environment, torch_environment
 from ..agent.process import NOT_FOUND, exit_text
 from ..control.plan import Gathered, Plan
-from ..control.registration import Muster
+from ..control.registration import Registration
 from ..control.signals import Signals
 from ..hosts import address, hosts, scheduler
 from ..starters import agent_startup, mpi_agent, mpirun, starter
 from ..store.epochs import ranks_named
-from .host_flags import JOB_RANKS_MAX, PlaceError, Places, assign, number, per_node_of
+from .host_flags import JOB_RANKS_MAX, PlaceError, Placement, assign, number, per_node_of
 
 VERSION_S = 20.0
 PATIENCE_S = 6.0  # for an mpirun to clean up on its hosts
@@ -80,7 +80,7 @@ def places(
     options: Mapping[str, str],
     forward: Mapping[str, str],
     timeout: float,
-) -> Places:
+) -> Placement:
     """Ranks that an mpirun starts. forward: variables that all ranks get, whatever they are. Raises UnderMpiError."""
     rows = {"--nnodes": asked.nodes, "--node-rank": asked.node, "--rdzv-endpoint": asked.endpoint}
     for flag in (flag for flag, value in rows.items() if value is not None):
@@ -124,7 +124,7 @@ def places(
             job, signals, Carrier(title, [*words, sys.executable, "-c", mpi_agent.BOOT]), given, where, timeout
         )
 
-    return Places(hosts.assign([hosts.Host("localhost", size)], size), None, gather, way=shlex.join(words))
+    return Placement(hosts.assign([hosts.Host("localhost", size)], size), None, gather, way=shlex.join(words))
 
 
 def _check_size(size: int, host: str | None) -> None:
@@ -172,7 +172,7 @@ def _gather(
     secret, size = os.urandom(32), len(job.slots)
     try:
         open_files.allow(2 * size, "the launcher", f"for the agents of {size} ranks")
-        place = Muster(secret, _address(where))
+        place = Registration(secret, _address(where))
     except (address.AddressError, HvdInitError, OSError) as error:
         raise starter.StartError(coded("HVD715", str(error)), 2) from None
     order = {

@@ -134,14 +134,14 @@ class Examiner:
     def _listen(self, at: str) -> list[Any] | str:
         """[address, port] of a listener; or what is in its way."""
         try:
-            place = registration.Muster(self._secret, at)
+            place = registration.Registration(self._secret, at)
         except OSError as error:
             return f"cannot listen at {at}: {error.strerror}"
         self._threads.append(threading.Thread(target=self._serve, args=(place,), daemon=True))
         self._threads[-1].start()
         return list(place.address)
 
-    def _serve(self, place: registration.Muster) -> None:
+    def _serve(self, place: registration.Registration) -> None:
         while not self._stop.wait(0.005):
             for arrival in place.turn():
                 threading.Thread(target=_echo, args=(arrival,), daemon=True).start()

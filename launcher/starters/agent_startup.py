@@ -15,13 +15,13 @@ from hvdlite.errors.codes import coded
 
 from ..agent import process, rank_environment
 from ..control.plan import Gathered, Plan
-from ..control.registration import Muster
+from ..control.registration import Registration
 from ..control.signals import Signals
 from ..hosts import address
 from .starter import Running, Start, Starter, StartError
 
 if TYPE_CHECKING:
-    from ..control.agent_link import Branch
+    from ..control.agent_link import AgentLink
 
 
 class Gather:
@@ -31,10 +31,10 @@ class Gather:
     def __init__(self, starter: Starter, interfaces: Sequence[str], timeout: float, also: Mapping[str, str]) -> None:
         self.starter, self.interfaces, self.timeout, self.also = starter, interfaces, timeout, also
 
-    def place(self, names: Sequence[str], secret: bytes) -> Muster:
+    def place(self, names: Sequence[str], secret: bytes) -> Registration:
         """Where these hosts are to report. Raises StartError."""
         try:
-            return Muster(secret, self.mine(names))
+            return Registration(secret, self.mine(names))
         except (address.AddressError, OSError) as error:
             raise StartError(coded("HVD715", str(error)), 2) from None
 
@@ -59,7 +59,7 @@ class Gather:
         hosts: Sequence[tuple[int, str]],
         signals: Signals,
         start: Callable[..., int],
-    ) -> tuple[list[Branch], list[Running], str]:
+    ) -> tuple[list[AgentLink], list[Running], str]:
         """The agents of these hosts (number, name), the sessions that lead there, and the address of this host to which
         they have come. start: as starting.Start. Raises StartError."""
         muster = self.place([name for _, name in hosts], secret)
@@ -77,7 +77,9 @@ class Gather:
         return branches, under_way.running, given["address"][0]
 
 
-def order(muster: Muster, secret: bytes, timeout: float, silence: float, environ: Mapping[str, str]) -> dict[str, Any]:
+def order(
+    muster: Registration, secret: bytes, timeout: float, silence: float, environ: Mapping[str, str]
+) -> dict[str, Any]:
     """What every host is told over stdin, but what it is to do (remote_agent.py)."""
     return {
         "secret": secret.hex(),

@@ -70,7 +70,7 @@ def gather(meeting: Rendezvous) -> Callable[[Plan, Signals], Gathered]:
     def by_rendezvous(plan: Plan, signals: Signals) -> Gathered:
         assert plan.here is not None  # node 0 has ranks
         try:
-            place = registration.Muster(meeting.secret, meeting.ip, meeting.port)
+            place = registration.Registration(meeting.secret, meeting.ip, meeting.port)
         except OSError as error:
             text = f"cannot listen at {meeting.ip}:{meeting.port} for the other hosts: {error.strerror}"
             if error.errno == errno.EADDRINUSE:

@@ -25,8 +25,8 @@ from hvdlite.errors.codes import coded
 from hvdlite.system import python_command
 
 from ..agent import process
-from ..control.agent_link import Branch, reported
-from ..control.registration import CONTROL, OUTPUT, Arrival, Muster
+from ..control.agent_link import AgentLink, reported
+from ..control.registration import CONTROL, OUTPUT, Arrival, Registration
 from ..control.signals import ENDING, Signals
 
 AT_ONCE = 32
@@ -166,7 +166,7 @@ class Start:
         self,
         starter: Starter,
         hosts: Sequence[tuple[int, str]],
-        muster: Muster,
+        muster: Registration,
         given: Mapping[str, Any],
         environ: Mapping[str, str],
         signals: Signals,
@@ -187,7 +187,7 @@ class Start:
             line = json.dumps({**given, "host": alone, "hosts": session.hosts}).encode() + b"\n"
             self.running.append(Running(session, line, start))
 
-    def run(self) -> list[Branch]:
+    def run(self) -> list[AgentLink]:
         """The agents, once all have reported. Raises StartError; then nothing is left of the sessions."""
         branches, trouble = self.visit()
         if trouble:
@@ -196,7 +196,7 @@ class Start:
             raise StartError("\n".join(lines), trouble[min(trouble)][1])
         return branches
 
-    def visit(self) -> tuple[list[Branch], dict[int, tuple[str, int]]]:
+    def visit(self) -> tuple[list[AgentLink], dict[int, tuple[str, int]]]:
         """Those that have reported and are well; and by the numbers of the other hosts what is wrong and its exit code.
 
         Raises StartError when a signal comes; then nothing is left of the sessions."""

@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ..agent.process import exit_text
-from ..control.agent_link import Branch
+from ..control.agent_link import AgentLink
 from ..control.ending import KILL, LOST
 from .starter import Running
 
@@ -81,5 +81,5 @@ class Sessions:
             if each.alive and not each.done:
                 job.lose(each, f"{session.session.words[0]}, which led there, has ended")
 
-    def _led_to(self, session: Running) -> list[Branch]:
+    def _led_to(self, session: Running) -> list[AgentLink]:
         return [each for each in self._job.branches if each.pid is None and each.number in session.session.hosts]

@@ -112,7 +112,7 @@ static int wire_recv(struct hvd_link *link, void *bytes, size_t count, size_t *m
 
 static const struct hvd_link_kind kind = {.name = "fuzz", .send = wire_send, .recv = wire_recv};
 
-static struct hvd_desk *desk(void)
+static struct hvd_inbox *desk(void)
 {
     return hvd_host_desk(&engine.host);
 }
@@ -254,7 +254,7 @@ static void open_engine(int size)
     engine.host.member[0] = scene.me;
     engine.host.bells.eventfd[0] = engine.host.pidfd[0] = -1;
     engine.host.control = (struct hvd_control *)(void *)control;
-    CHECK((char *)desk() + sizeof(struct hvd_desk) + sizeof(struct hvd_account) < control + CONTROL, "%d", CONTROL);
+    CHECK((char *)desk() + sizeof(struct hvd_inbox) + sizeof(struct hvd_account) < control + CONTROL, "%d", CONTROL);
     engine.set[0] = engine.global = &scene.set;
     engine.sets = 1;
 }

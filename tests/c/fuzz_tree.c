@@ -76,7 +76,7 @@ static int wire_send(struct hvd_link *link, const void *bytes, size_t count, siz
         const struct hvd_frame *frame = &wire->out;
         CHECK(frame->magic == MAGIC && frame->type >= OPEN && frame->type <= PART && frame->life == scene.set.life &&
                   frame->round <= hvd_coord_round(scene.set.coord) &&
-                  frame->bytes <= scene.set.vote_bytes + HVD_RIDE_ROOM,
+                  frame->bytes <= scene.set.vote_bytes + HVD_EAGER_ROOM,
               "type %u, %u bytes, round %llu", frame->type, frame->bytes, (unsigned long long)frame->round);
         if (wire->out_at == sizeof wire->out + frame->bytes)
             wire->out_at = 0;
@@ -141,7 +141,7 @@ static void side_of(int near)
 /* What rides with a vote, if anything does: a part of the neighbour's, or anything. Returns its bytes. */
 static size_t ride_of(int near, void *room, size_t bytes)
 {
-    struct hvd_ride ride = {HVD_RIDE_MATCHES + fuzz_below(&scene.input, 2), 8, 1};
+    struct hvd_eager ride = {HVD_EAGER_MATCHES + fuzz_below(&scene.input, 2), 8, 1};
     uint64_t part[2] = {(uint64_t)near, 1};
     switch (fuzz_below(&scene.input, 4)) {
     case 0:
@@ -233,8 +233,8 @@ static void agreed(void)
     struct ranks *ranks = &scene.ranks;
     const struct hvd_vote *vote = scene.set.agreed;
     CHECK(vote->ranks == (uint32_t)ranks->size, "a vote of %u of %d", vote->ranks, ranks->size);
-    CHECK(hvd_ride_check(scene.set.riders->agreed, HVD_RIDE_ROOM, ranks->size), "no ride was agreed on");
-    hvd_ride_agreed(&scene.set);
+    CHECK(hvd_eager_check(scene.set.riders->agreed, HVD_EAGER_ROOM, ranks->size), "no ride was agreed on");
+    hvd_eager_agreed(&scene.set);
     CHECK(scene.damaged || !scene.ahead ||
               (vote->bytes == ranks->agreed->bytes && memcmp(vote, ranks->agreed, vote->bytes) == 0),
           "not what the others agreed on in round %llu", (unsigned long long)vote->round);
@@ -348,7 +348,7 @@ static void open_scene(struct fuzz_input input)
     }
     scene.wires.link = scene.link;
     struct hvd_error error = {0};
-    CHECK(hvd_tree_open(&engine, set, &error) == HVD_OK && hvd_ride_open(&engine, set, &error) == HVD_OK, "%s",
+    CHECK(hvd_tree_open(&engine, set, &error) == HVD_OK && hvd_eager_open(&engine, set, &error) == HVD_OK, "%s",
           error.text);
 }
 
@@ -359,7 +359,7 @@ void fuzz_tree(struct fuzz_input input)
         if (!lives_on())
             break;
     hvd_tree_close(&scene.set);
-    hvd_ride_close(&scene.set);
+    hvd_eager_close(&scene.set);
     free(scene.set.agreed);
     free(scene.side);
     ranks_close(&scene.ranks);

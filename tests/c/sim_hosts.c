@@ -33,7 +33,7 @@ struct way {
 struct host {
     struct hvd_set set;
     struct hvd_tree tree;
-    struct hvd_riders riders;
+    struct hvd_eager_room riders;
     struct way pipe[HVD_NEAR_MAX];
     uint64_t bytes;
 };
@@ -168,11 +168,11 @@ static void open_host(int at, size_t vote_bytes)
                                  .coord = sim->coord[at * sim->per_host],
                                  .tree = &host->tree,
                                  .agreed = zeroed(1, vote_bytes)};
-    host->riders.agreed = zeroed(1, HVD_RIDE_ROOM);
+    host->riders.agreed = zeroed(1, HVD_EAGER_ROOM);
     host->set.riders = &host->riders;
     host->tree = (struct hvd_tree){.count = count, .vote_bytes = vote_bytes};
     for (int i = 0; i < count; i++) {
-        struct hvd_near *one = &host->tree.near[i];
+        struct hvd_neighbor *one = &host->tree.near[i];
         struct host *there = &sim->host[near[i]];
         int back[HVD_NEAR_MAX], place = 0;
         hvd_tree_neighbours(near[i], sim->hosts, back);

@@ -50,7 +50,7 @@ static void nothing_before_init(void)
 
 static void what_needs_no_life(void)
 {
-    CHECK(hvd_version()[0] && hvd_wire_version() > 0 && hvd_plane_name(0)[0]);
+    CHECK(hvd_version()[0] && hvd_stream_version() > 0 && hvd_plane_name(0)[0]);
     CHECK(hvd_usage_name(0)[0] && !hvd_usage_name(-1) && !hvd_usage_name(1000));
     CHECK(hvd_counter_name(0)[0] && !hvd_counter_name(-1) && !hvd_counter_name(1000));
     CHECK_CODE(hvd_named("p2p", "ring", text, sizeof text), HVD_OK, text);

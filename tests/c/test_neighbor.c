@@ -27,18 +27,18 @@ static int mute_send(struct hvd_link *link, const void *bytes, size_t count, siz
 
 static const struct hvd_link_kind mute = {.send = mute_send};
 static struct hvd_engine engine;
-static struct hvd_near near;
+static struct hvd_neighbor near;
 
 static void open_near(struct hvd_link *link, struct hvd_set *set)
 {
     memset(&engine, 0, sizeof engine);
     engine.alone = true;
     engine.bell = engine.call = -1;
-    near = (struct hvd_near){.link = link, .rank = 0};
+    near = (struct hvd_neighbor){.link = link, .rank = 0};
     *link = (struct hvd_link){.kind = &mute, .peer = 1, .fd = -1};
     strcpy(link->called, "rank 1 (host b)");
     set->member[0] = 1;
-    CHECK(hvd_near_room(&near, VOTE_BYTES), "no memory");
+    CHECK(hvd_neighbor_room(&near, VOTE_BYTES), "no memory");
 }
 
 static void close_near(void)
@@ -77,10 +77,10 @@ static void forged_behind_a_sound_one(void)
     struct hvd_link far = signed_end(fd[0], 0);
     link = signed_end(fd[1], 1);
     near.link = &far;
-    hvd_near_say(&engine, &set, &near, HVD_FRAME_ALIVE, 0, NULL, 0, NULL);
+    hvd_neighbor_say(&engine, &set, &near, HVD_FRAME_ALIVE, 0, NULL, 0, NULL);
     CHECK(write(fd[0], junk, sizeof junk) == sizeof junk, "a head");
     near.link = &link;
-    CHECK(hvd_near_read(&engine, &set, &near) && near.deaf, "it was told");
+    CHECK(hvd_neighbor_read(&engine, &set, &near) && near.deaf, "it was told");
     CHECK(link.counts.messages_in == 1, "%d frames", (int)link.counts.messages_in);
     CHECK(engine.failure.code == HVD_EPEER && engine.failure.culprit == 1, "%d", engine.failure.culprit);
     CHECK(strstr(engine.failure.text, "the votes from rank 1 (host b) were changed in transit"), "%s",
@@ -99,29 +99,29 @@ int main(void)
     struct hvd_set set = {.size = 2, .member = member, .life = 1};
     open_near(&link, &set);
 
-    hvd_near_say(&engine, &set, &near, HVD_FRAME_ALIVE, 0, NULL, 0, NULL);
+    hvd_neighbor_say(&engine, &set, &near, HVD_FRAME_ALIVE, 0, NULL, 0, NULL);
     size_t one = near.out_count;
-    hvd_near_say(&engine, &set, &near, HVD_FRAME_ALIVE, 0, NULL, 0, NULL);
+    hvd_neighbor_say(&engine, &set, &near, HVD_FRAME_ALIVE, 0, NULL, 0, NULL);
     CHECK(one > 0 && near.out_count == one, "%zu and %zu bytes", one, near.out_count);
 
     for (int round = 1; round <= 2; round++) /* what may wait has room */
-        hvd_near_say(&engine, &set, &near, HVD_FRAME_VOTE, (uint64_t)round, body, sizeof body, NULL);
+        hvd_neighbor_say(&engine, &set, &near, HVD_FRAME_VOTE, (uint64_t)round, body, sizeof body, NULL);
     CHECK(!engine.suspicion.since_ns && near.out_count > 2 * sizeof body, "%zu bytes", near.out_count);
 
     size_t before = 0;
     while (before != near.out_count) { /* the farewell of a job takes what room there is, and is no fault */
         before = near.out_count;
-        hvd_near_say(&engine, &set, &near, HVD_FRAME_ABORT, 0, body, 1000, NULL);
+        hvd_neighbor_say(&engine, &set, &near, HVD_FRAME_ABORT, 0, body, 1000, NULL);
     }
     CHECK(!engine.suspicion.since_ns, "%s", engine.suspicion.text);
 
-    hvd_near_say(&engine, &set, &near, HVD_FRAME_VOTE, 3, body, sizeof body, NULL);
+    hvd_neighbor_say(&engine, &set, &near, HVD_FRAME_VOTE, 3, body, sizeof body, NULL);
     CHECK(engine.suspicion.since_ns && engine.suspicion.culprit == 1, "rank %d", engine.suspicion.culprit);
     CHECK(strstr(engine.suspicion.text, "rank 1 (host b) is lost: it does not read"), "%s", engine.suspicion.text);
     CHECK(near.out_count == before, "nothing of it was written");
 
     taken = near.out_count;
-    hvd_near_flush(&engine, &set, &near);
+    hvd_neighbor_flush(&engine, &set, &near);
     CHECK(near.out_count == 0, "%zu bytes", near.out_count);
     close_near();
     forged_behind_a_sound_one();

@@ -245,23 +245,23 @@ static void what_another_life_has_left_is_kept(void)
     CHECK(mkdtemp(folder));
     int in = open(folder, O_RDONLY | O_DIRECTORY);
     put(in, "f", 1, "\"why\":\"abort\",\"failure\":{}");
-    hvd_keep_in(in, "f", 1, 1); /* its own */
+    hvd_rotate_in(in, "f", 1, 1); /* its own */
     CHECK(faccessat(in, "f.1", F_OK, 0) && is_of(in, "f", 1));
     for (uint64_t job = 2; job <= 9; job++) {
-        hvd_keep_in(in, "f", job, 1);
+        hvd_rotate_in(in, "f", job, 1);
         CHECK(faccessat(in, "f", F_OK, 0) && is_of(in, "f.1", job - 1));
         put(in, "f", job, "\"why\":\"asked\",\"failure\":null");
     }
     CHECK(is_of(in, "f.1", 8) && is_of(in, "f.2", 7) && is_of(in, "f.4", 5) && is_of(in, "f.5", 1));
     CHECK(faccessat(in, "f.6", F_OK, 0));
-    hvd_keep_in(in, "f", 9, 2); /* the same job's next init */
+    hvd_rotate_in(in, "f", 9, 2); /* the same job's next init */
     CHECK(is_of(in, "f.1", 9) && is_of(in, "f.5", 1));
     CHECK(symlinkat("f.1", in, "f") == 0);
-    hvd_keep_in(in, "f", 10, 1);
+    hvd_rotate_in(in, "f", 10, 1);
     CHECK(is_of(in, "f.1", 9) && unlinkat(in, "f", 0) == 0);
     int fd = openat(in, "f", O_WRONLY | O_CREAT, 0600); /* somebody else's */
     CHECK(write(fd, "notes", 5) == 5 && close(fd) == 0);
-    hvd_keep_in(in, "f", 10, 1);
+    hvd_rotate_in(in, "f", 10, 1);
     CHECK(faccessat(in, "f", F_OK, 0) == 0 && is_of(in, "f.1", 9) && unlinkat(in, "f", 0) == 0);
     for (int i = 1; i <= 5; i++) {
         snprintf(name, sizeof name, "f.%d", i);

@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 from hvdlite import _core
-from hvdlite._core import gpu_libraries
+from hvdlite._core import gpu_discovery
 
 TESTS = Path(__file__).resolve().parent.parent
 STUB = TESTS / "out/plain/tests/stub/libgpu.so"
@@ -126,7 +126,7 @@ def on_gpus(index, named=True):
     if named:
         _core.gpu_libraries(str(STUB), str(STUB))
     else:
-        gpu_libraries.find()  # as torch/device.py does with the first tensor
+        gpu_discovery.find()  # as torch/device.py does with the first tensor
     kind.view, kind.form, kind.home = pretend, lambda self, tensor: None, lambda self: device
     _core.submit = placed
     try:

@@ -63,8 +63,8 @@ def _pump(source, drain, change):
 
 
 def mustering():
-    """A Muster that a thread turns, and its arrivals."""
-    return turning(registration.Muster(SECRET, "127.0.0.1"))
+    """A Registration that a thread turns, and its arrivals."""
+    return turning(registration.Registration(SECRET, "127.0.0.1"))
 
 
 @contextlib.contextmanager

@@ -10,14 +10,14 @@ import sys
 import pytest
 from launching import Launch, launch
 
-from hvdlite.launcher.output.whole_lines import FOLD_S, Sheet
+from hvdlite.launcher.output.whole_lines import FOLD_S, WholeLines
 
 STREAMS = {1: b"stdout", 2: b"stderr"}
 PYTHON = (sys.executable, "-u", "-c")
 
 
 def folded(size=3):
-    return Sheet(range(size), True, False, STREAMS)
+    return WholeLines(range(size), True, False, STREAMS)
 
 
 def text(ready):
@@ -57,7 +57,7 @@ def test_a_line_that_a_rank_repeats_is_another_line():
 
 
 def test_what_a_server_says_is_not_folded_and_nobody_waits_for_it():
-    sheet = Sheet(range(2), True, False, STREAMS, servers=range(2, 4))
+    sheet = WholeLines(range(2), True, False, STREAMS, servers=range(2, 4))
     said = (
         text(sheet.feed(3, 1, b"x\n", 0.0)) + text(sheet.feed(0, 1, b"x\n", 0.0)) + text(sheet.feed(1, 1, b"x\n", 0.1))
     )

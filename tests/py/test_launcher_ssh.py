@@ -133,7 +133,7 @@ def _proved(place, sock):
 
 
 def test_only_who_proves_the_secret_reports():
-    place = registration.Muster(SECRET, "127.0.0.1")
+    place = registration.Registration(SECRET, "127.0.0.1")
     try:
         noise = socket.create_connection(place.address)
         noise.sendall(b"GET / HTTP/1.0\r\n\r\n" * 8)
@@ -157,7 +157,7 @@ def test_only_who_proves_the_secret_reports():
 
 def test_strangers_are_dropped_by_time_and_number(monkeypatch):
     monkeypatch.setattr(connection_limits, "STRANGERS_MAX", 3)
-    place = registration.Muster(SECRET, "127.0.0.1")
+    place = registration.Registration(SECRET, "127.0.0.1")
     try:
         crowd = []
         for _ in range(5):
@@ -178,7 +178,7 @@ def test_strangers_are_dropped_by_time_and_number(monkeypatch):
 
 
 def test_without_descriptors_nothing_spins_and_a_stranger_makes_room():
-    place = registration.Muster(SECRET, "127.0.0.1")
+    place = registration.Registration(SECRET, "127.0.0.1")
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
         first, second = (socket.create_connection(place.address) for _ in range(2))

@@ -75,7 +75,7 @@ def probes():
     over.set()
 
 if hvd.rank() == 0:
-    place = registration.Muster(secret, "127.0.0.1")
+    place = registration.Registration(secret, "127.0.0.1")
     made = [listener.listen(("127.0.0.1", 1), secret, 7, 0, 0)]
     us, them = calls.running(), cluster._serving
     of_rpc, of_ps = port_of(us.sockets.gate.address), port_of(them.addresses[0])

@@ -28,7 +28,7 @@ def test_a_launcher_behind_a_relay_is_refused():
 def test_a_stranger_that_speaks_while_it_makes_room_for_another_ends_nothing(monkeypatch):
     """Both are news in one turn: of the oldest, which is dropped for the newest, nothing is left to be read."""
     monkeypatch.setattr(connection_limits, "STRANGERS_MAX", 3)
-    place = registration.Muster(SECRET, "127.0.0.1")
+    place = registration.Registration(SECRET, "127.0.0.1")
     held = []
     try:
         for count in range(1, 4):
@@ -77,7 +77,7 @@ def test_a_handshake_of_a_store_is_worth_nothing_to_a_launcher():
 
 @contextlib.contextmanager
 def branching():
-    """The Branch of an agent that has reported, and the agent's ends: {stream: (socket, session)}."""
+    """The AgentLink of an agent that has reported, and the agent's ends: {stream: (socket, session)}."""
     with mustering() as (place, arrivals):
         hello = {"silence": 5}
         far = {name: registration.report(place.address, SECRET, hello, soon()) for name in ("control", "output")}

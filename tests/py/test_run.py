@@ -279,7 +279,7 @@ def test_a_desk_serves_only_who_proves_the_key_and_each_rank_once():
             place.address, with_key, {"rank": rank, "pid": 5, "host": "h"}, time.monotonic() + 30
         )
 
-    with turning(function_server.Desk(key, "127.0.0.1", 3, call)) as (place, _):
+    with turning(function_server.FunctionServer(key, "127.0.0.1", 3, call)) as (place, _):
         noise = socket.create_connection(place.address)
         noise.sendall(os.urandom(4096))
         with pytest.raises(registration.ReportError, match="another secret"):

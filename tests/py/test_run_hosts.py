@@ -67,11 +67,11 @@ def test_the_desk_listens_where_the_hosts_meet_only(hosts, path):
     def f():
         return None
     from hvdlite.launcher import function_server as desk
-    class Told(desk.Desk):
+    class Told(desk.FunctionServer):
         def __init__(self, *words):
             super().__init__(*words)
             print(self.address[0], flush=True)
-    desk.Desk = Told
+    desk.FunctionServer = Told
     hvdlite.run(f, num_proc=2, hosts="nodeA,nodeB")
     hvdlite.run(f, num_proc=2, hosts="nodeA,nodeB", network_interface="eth0")
     hvdlite.run(f, num_proc=2, hosts="nodeA:2,nodeB")

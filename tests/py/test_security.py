@@ -127,7 +127,7 @@ def test_a_dry_run_shows_no_secret():
 def test_a_hosts_report_is_parsed_only_after_its_proof(monkeypatch):
     read = []
     monkeypatch.setattr(registration.json, "loads", lambda text: read.append(text))
-    place = registration.Muster(bytes(32), "127.0.0.1")
+    place = registration.Registration(bytes(32), "127.0.0.1")
     try:
         with socket.create_connection(place.address) as stranger:
             stranger.sendall(os.urandom(64) + b"\0\0\0\x0c\x01" + b'{"host": 1}')

@@ -108,7 +108,7 @@ static void start_adasum(struct hvd_engine *engine, struct hvd_set *set)
 static bool rode(struct hvd_engine *engine, struct hvd_set *set)
 {
     struct hvd_moving *moving = &set->moving;
-    int code = hvd_ride_take(set, &moving->work);
+    int code = hvd_eager_take(set, &moving->work);
     if (code == HVD_AGAIN)
         return false;
     moving->busy = moving->rode = code == HVD_OK;
@@ -136,7 +136,7 @@ static void start_bucket(struct hvd_engine *engine, struct hvd_set *set)
         hvd_work_place(set, i, hvd_work_slot(engine, item));
         moving->work.count += item->count;
         if (set->wires)
-            moving->work.tag = hvd_guess_tag(moving->work.tag, item->key, hvd_work_bucket(set, i));
+            moving->work.tag = hvd_speculate_tag(moving->work.tag, item->key, hvd_work_bucket(set, i));
     }
     moving->work.pieces = moving->items = items;
     moving->sizes = false;
@@ -262,7 +262,7 @@ bool hvd_work_step(struct hvd_engine *engine, struct hvd_set *set)
     if (moving->composed && compose(engine, set))
         return true;
     if (set->wires)
-        hvd_wire_count(engine, set);
+        hvd_stream_count(engine, set);
     hvd_watch_launched(engine, set);
     for (uint32_t i = 0; i < moving->items; i++)
         finish(engine, set, hvd_work_item(set, i), moving->work.behind, HVD_OK, NULL, now_ns);

@@ -230,7 +230,7 @@ int hvd_record_write(struct hvd_engine *engine, const char *folder, bool guarded
     if (!file && fd >= 0)
         close(fd);
     if (!failed) {
-        hvd_keep_in(in, name, engine->options.job, engine->options.epoch);
+        hvd_rotate_in(in, name, engine->options.job, engine->options.epoch);
         failed = renameat(in, draft, in, name) ? errno : 0;
     }
     if (failed)

@@ -60,7 +60,7 @@ static int place_of(int in, const char *name, char older[PATH_BYTES])
     return place ? place : KEPT;
 }
 
-void hvd_keep_in(int in, const char *name, uint64_t job, uint64_t epoch)
+void hvd_rotate_in(int in, const char *name, uint64_t job, uint64_t epoch)
 {
     char head[HEAD_BYTES], from[PATH_BYTES], to[PATH_BYTES], mine[80];
     if (strlen(name) + 4 > PATH_BYTES || !read_head(in, name, head))
@@ -80,6 +80,6 @@ int hvd_engine_keep(struct hvd_engine *engine, const char *path, uint64_t *job, 
 {
     *job = engine->options.job;
     *epoch = engine->options.epoch;
-    hvd_keep_in(AT_FDCWD, path, *job, *epoch);
+    hvd_rotate_in(AT_FDCWD, path, *job, *epoch);
     return HVD_OK;
 }

@@ -5,7 +5,7 @@
  * (SO_PEERCRED) and rank 0 has read a greeting with magic, wire version, job, epoch, rank and the job's
  * secret. Strangers are dropped; each has a short limit of its own.
  *
- * hvd_meet_exchange: every rank sends a part to rank 0 (a status, bytes, at most one descriptor), rank 0 sends
+ * hvd_bootstrap_exchange: every rank sends a part to rank 0 (a status, bytes, at most one descriptor), rank 0 sends
  * everybody all of them. A rank that failed locally still takes part, with its status and text: so all ranks
  * fail together with the same words. A rank that ends meanwhile is noticed by rank 0 as end of file; the
  * others hear it from rank 0's verdict or from the store, and wait a moment for that before they blame rank 0 itself.
@@ -250,7 +250,7 @@ static int connect_to_first(struct hvd_host *host, const struct address *address
                                              HVD121 "rank %d closed the connection during init", host->member[0]);
 }
 
-int hvd_meet_sockets(struct hvd_host *host, struct hvd_error *error)
+int hvd_bootstrap_sockets(struct hvd_host *host, struct hvd_error *error)
 {
     struct address mine = {.ready = 0}, *all = calloc((size_t)host->job_size, sizeof *all), *first;
     int listener = -1;
@@ -355,8 +355,8 @@ static int exchange_first(struct hvd_host *host, char *parts, size_t stride, int
     return verdict.code == HVD_OK ? code : HVD_OK;
 }
 
-int hvd_meet_exchange(struct hvd_host *host, const void *mine, size_t bytes, void *all, int fd, int *fds,
-                      struct hvd_error *error)
+int hvd_bootstrap_exchange(struct hvd_host *host, const void *mine, size_t bytes, void *all, int fd, int *fds,
+                           struct hvd_error *error)
 {
     size_t stride = HVD_ALIGN_UP(sizeof(struct part) + bytes, _Alignof(struct part)); /* parts are read in place */
     char *parts = calloc((size_t)host->size, stride);

@@ -98,14 +98,14 @@ static inline char *hvd_host_boards(const struct hvd_host *host, int rank)
     return (char *)host->control + seats + 2 * host->board_bytes * (size_t)rank;
 }
 
-static inline struct hvd_desk *hvd_host_desk(const struct hvd_host *host)
+static inline struct hvd_inbox *hvd_host_desk(const struct hvd_host *host)
 {
-    return (struct hvd_desk *)(void *)hvd_host_boards(host, host->size);
+    return (struct hvd_inbox *)(void *)hvd_host_boards(host, host->size);
 }
 
 /* Parts of meeting as processes, for segments.c only (bootstrap.c). */
-int hvd_meet_sockets(struct hvd_host *host, struct hvd_error *error);
-int hvd_meet_exchange(struct hvd_host *host, const void *mine, size_t bytes, void *all, int fd, int *fds,
-                      struct hvd_error *error);
+int hvd_bootstrap_sockets(struct hvd_host *host, struct hvd_error *error);
+int hvd_bootstrap_exchange(struct hvd_host *host, const void *mine, size_t bytes, void *all, int fd, int *fds,
+                           struct hvd_error *error);
 
 #endif

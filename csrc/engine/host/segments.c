@@ -51,7 +51,7 @@ static int exchange_between_processes(struct hvd_host *host, const void *mine, s
 {
     if (host->ended.code != HVD_OK)
         return hvd_fail_rank(error, host->ended.code, host->ended.culprit, "%s", host->ended.text);
-    int code = hvd_meet_exchange(host, mine, bytes, all, fd, fds, error);
+    int code = hvd_bootstrap_exchange(host, mine, bytes, all, fd, fds, error);
     if (code == HVD_EPEER || code == HVD_ETIMEOUT)
         host->ended = *error;
     return code;
@@ -217,7 +217,7 @@ static int share_control(struct hvd_host *host, size_t board_bytes, struct hvd_e
 {
     size_t seats = HVD_ALIGN_UP(sizeof *host->control + sizeof(struct hvd_seat) * (size_t)host->size, (size_t)HVD_PAGE);
     host->board_bytes = HVD_ALIGN_UP(board_bytes, (size_t)HVD_PAGE);
-    size_t desk = sizeof(struct hvd_desk) + sizeof(struct hvd_account) * (size_t)host->size;
+    size_t desk = sizeof(struct hvd_inbox) + sizeof(struct hvd_account) * (size_t)host->size;
     size_t bytes = seats + 2 * host->board_bytes * (size_t)host->size + desk;
     struct hvd_share *share = hvd_host_share(host, bytes, error);
     if (!share)
@@ -268,7 +268,7 @@ int hvd_host_open(struct hvd_host *host, size_t board_bytes, struct hvd_error *e
     if (host->job_size == 0)
         host->job_size = host->size;
     if (!host->in_process && host->job_size > 1)
-        code = hvd_meet_sockets(host, error);
+        code = hvd_bootstrap_sockets(host, error);
     if (code == HVD_OK)
         code = share_descriptors(host, error);
     if (code == HVD_OK)

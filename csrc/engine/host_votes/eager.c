@@ -31,19 +31,19 @@ static size_t part_room(size_t bytes)
     return sizeof(uint64_t) + HVD_ALIGN_UP(bytes, sizeof(uint64_t));
 }
 
-size_t hvd_ride_bytes(const struct hvd_ride *ride)
+size_t hvd_eager_bytes(const struct hvd_eager *ride)
 {
     return sizeof *ride + ride->parts * part_room(ride->part_bytes);
 }
 
-int hvd_ride_open(struct hvd_engine *engine, struct hvd_set *set, struct hvd_error *error)
+int hvd_eager_open(struct hvd_engine *engine, struct hvd_set *set, struct hvd_error *error)
 {
     if (set->locals == set->size)
         return HVD_OK;
-    struct hvd_riders *riders = calloc(1, sizeof *riders);
+    struct hvd_eager_room *riders = calloc(1, sizeof *riders);
     set->riders = riders;
     if (riders) {
-        riders->agreed = calloc(1, HVD_RIDE_ROOM);
+        riders->agreed = calloc(1, HVD_EAGER_ROOM);
         riders->source = calloc((size_t)set->size, sizeof *riders->source);
     }
     if (!riders || !riders->agreed || !riders->source)
@@ -57,7 +57,7 @@ int hvd_ride_open(struct hvd_engine *engine, struct hvd_set *set, struct hvd_err
     return HVD_OK;
 }
 
-void hvd_ride_close(struct hvd_set *set)
+void hvd_eager_close(struct hvd_set *set)
 {
     if (!set->riders)
         return;
@@ -90,25 +90,25 @@ static uint64_t mark_of(const struct hvd_work *work, bool by_host)
     uint64_t what[] = {(uint64_t)work->op, (uint64_t)work->dtype, work->count, work->tag, by_host}, mark = odd;
     for (size_t i = 0; i < HVD_COUNT_OF(what); i++)
         mark = (mark ^ what[i]) * odd;
-    return mark < HVD_RIDE_MATCHES ? HVD_RIDE_MATCHES : mark;
+    return mark < HVD_EAGER_MATCHES ? HVD_EAGER_MATCHES : mark;
 }
 
-bool hvd_ride_offer(struct hvd_engine *engine, struct hvd_set *set, struct hvd_ride *ride)
+bool hvd_eager_offer(struct hvd_engine *engine, struct hvd_set *set, struct hvd_eager *ride)
 {
-    struct hvd_riders *riders = set->riders;
+    struct hvd_eager_room *riders = set->riders;
     struct hvd_work work;
     struct hvd_piece piece;
-    *ride = (struct hvd_ride){0};
+    *ride = (struct hvd_eager){0};
     riders->offered = 0;
-    if (riders->resting || engine->wanted || engine->algo || !hvd_guess_work(engine, set, &work, &piece))
+    if (riders->resting || engine->wanted || engine->algo || !hvd_speculate_work(engine, set, &work, &piece))
         return false;
     size_t bytes = piece.count * (size_t)hvd_dtype_bytes(work.dtype);
     struct hvd_scale scale =
         hvd_scale_fold(work.op, work.dtype, set->size, work.divide_by, work.prescale, work.postscale);
     bool by_host = in_any_order(engine, work.dtype, &scale);
     uint32_t expected = (uint32_t)(by_host ? riders->hosts : set->size);
-    if (bytes == 0 || bytes > HVD_RIDE_BYTES || expected > PARTS_MAX || !piece.in ||
-        sizeof *ride + expected * part_room(bytes) > HVD_RIDE_ROOM)
+    if (bytes == 0 || bytes > HVD_EAGER_BYTES || expected > PARTS_MAX || !piece.in ||
+        sizeof *ride + expected * part_room(bytes) > HVD_EAGER_ROOM)
         return false;
     riders->scale = scale;
     riders->dtype = work.dtype;
@@ -117,21 +117,21 @@ bool hvd_ride_offer(struct hvd_engine *engine, struct hvd_set *set, struct hvd_r
     riders->offered = mark_of(&work, by_host);
     riders->offered_tag = work.tag;
     uint64_t who = (uint64_t)set->rank;
-    *ride = (struct hvd_ride){riders->offered, (uint32_t)bytes, 1};
+    *ride = (struct hvd_eager){riders->offered, (uint32_t)bytes, 1};
     memcpy(ride->part, &who, sizeof who);
     memcpy(ride->part + sizeof who, piece.in, bytes);
     return true;
 }
 
-static void spoil(struct hvd_ride *ride)
+static void spoil(struct hvd_eager *ride)
 {
-    *ride = (struct hvd_ride){.mark = HVD_RIDE_SPOILT};
+    *ride = (struct hvd_eager){.mark = HVD_EAGER_SPOILT};
 }
 
-void hvd_ride_join(struct hvd_ride *into, const struct hvd_ride *from)
+void hvd_eager_join(struct hvd_eager *into, const struct hvd_eager *from)
 {
-    size_t has = hvd_ride_bytes(into), more = hvd_ride_bytes(from) - sizeof *from;
-    if (into->mark != from->mark || into->part_bytes != from->part_bytes || has + more > HVD_RIDE_ROOM) {
+    size_t has = hvd_eager_bytes(into), more = hvd_eager_bytes(from) - sizeof *from;
+    if (into->mark != from->mark || into->part_bytes != from->part_bytes || has + more > HVD_EAGER_ROOM) {
         spoil(into);
         return;
     }
@@ -140,22 +140,22 @@ void hvd_ride_join(struct hvd_ride *into, const struct hvd_ride *from)
 }
 
 /* One part, the sum of those that this host's ranks gave. */
-static void add_up(const struct hvd_set *set, struct hvd_ride *const *ride, struct hvd_ride *into)
+static void add_up(const struct hvd_set *set, struct hvd_eager *const *ride, struct hvd_eager *into)
 {
-    const struct hvd_riders *riders = set->riders;
+    const struct hvd_eager_room *riders = set->riders;
     struct hvd_scale hop = {.op = riders->scale.op, .divide = 1, .factor = 1.0, .first = 1.0};
     uint64_t who = (uint64_t)set->rank;
     for (int i = 0; i < set->locals; i++)
         riders->source[i] = ride[i]->part + sizeof who;
-    *into = (struct hvd_ride){ride[0]->mark, ride[0]->part_bytes, 1};
+    *into = (struct hvd_eager){ride[0]->mark, ride[0]->part_bytes, 1};
     memcpy(into->part, &who, sizeof who);
     hvd_reduce(riders->dtype, &hop, into->part + sizeof who, riders->source, set->locals,
                into->part_bytes / (size_t)hvd_dtype_bytes(riders->dtype));
 }
 
-void hvd_ride_of_host(const struct hvd_set *set, struct hvd_ride *const *ride, struct hvd_ride *into)
+void hvd_eager_of_host(const struct hvd_set *set, struct hvd_eager *const *ride, struct hvd_eager *into)
 {
-    const struct hvd_riders *riders = set->riders;
+    const struct hvd_eager_room *riders = set->riders;
     bool all = riders->offered != 0;
     for (int i = 0; i < set->locals; i++)
         all &= ride[i]->mark == riders->offered && ride[i]->part_bytes == ride[0]->part_bytes && ride[i]->parts == 1;
@@ -164,25 +164,25 @@ void hvd_ride_of_host(const struct hvd_set *set, struct hvd_ride *const *ride, s
         return;
     }
     *into = *ride[0];
-    if (hvd_ride_check(ride[0], HVD_RIDE_ROOM, set->size))
-        hvd_ride_copy(into, ride[0]);
+    if (hvd_eager_check(ride[0], HVD_EAGER_ROOM, set->size))
+        hvd_eager_copy(into, ride[0]);
     else
         spoil(into);
     for (int i = 1; i < set->locals; i++)
-        if (hvd_ride_check(ride[i], HVD_RIDE_ROOM, set->size))
-            hvd_ride_join(into, ride[i]);
+        if (hvd_eager_check(ride[i], HVD_EAGER_ROOM, set->size))
+            hvd_eager_join(into, ride[i]);
         else
             spoil(into);
 }
 
-bool hvd_ride_check(const struct hvd_ride *ride, size_t bytes, int size)
+bool hvd_eager_check(const struct hvd_eager *ride, size_t bytes, int size)
 {
-    if (bytes < sizeof *ride || bytes > HVD_RIDE_ROOM)
+    if (bytes < sizeof *ride || bytes > HVD_EAGER_ROOM)
         return false;
-    if (ride->mark < HVD_RIDE_MATCHES)
+    if (ride->mark < HVD_EAGER_MATCHES)
         return ride->parts == 0 && ride->part_bytes == 0;
-    if (ride->part_bytes == 0 || ride->part_bytes > HVD_RIDE_BYTES || ride->parts == 0 || ride->parts > PARTS_MAX ||
-        hvd_ride_bytes(ride) > bytes)
+    if (ride->part_bytes == 0 || ride->part_bytes > HVD_EAGER_BYTES || ride->parts == 0 || ride->parts > PARTS_MAX ||
+        hvd_eager_bytes(ride) > bytes)
         return false;
     for (uint32_t i = 0; i < ride->parts; i++) {
         uint64_t who;
@@ -193,11 +193,11 @@ bool hvd_ride_check(const struct hvd_ride *ride, size_t bytes, int size)
     return true;
 }
 
-void hvd_ride_agreed(struct hvd_set *set)
+void hvd_eager_agreed(struct hvd_set *set)
 {
-    struct hvd_riders *riders = set->riders;
-    const struct hvd_ride *agreed = riders->agreed;
-    bool whole = agreed->mark >= HVD_RIDE_MATCHES, spoilt = agreed->mark == HVD_RIDE_SPOILT && set->plan.items;
+    struct hvd_eager_room *riders = set->riders;
+    const struct hvd_eager *agreed = riders->agreed;
+    bool whole = agreed->mark >= HVD_EAGER_MATCHES, spoilt = agreed->mark == HVD_EAGER_SPOILT && set->plan.items;
     bool wrong = riders->waits_for || spoilt;
     riders->resting -= riders->resting > 0;
     if (wrong) {
@@ -209,12 +209,12 @@ void hvd_ride_agreed(struct hvd_set *set)
         whole && agreed->mark == riders->offered && agreed->parts == riders->expected ? riders->offered_tag : 0;
 }
 
-int hvd_ride_take(struct hvd_set *set, const struct hvd_work *work)
+int hvd_eager_take(struct hvd_set *set, const struct hvd_work *work)
 {
-    struct hvd_riders *riders = set->riders;
+    struct hvd_eager_room *riders = set->riders;
     if (!riders || riders->waits_for == 0 || work->tag != riders->waits_for)
         return HVD_AGAIN;
-    const struct hvd_ride *ride = riders->agreed;
+    const struct hvd_eager *ride = riders->agreed;
     uint32_t found = 0;
     memset(riders->source, 0, (size_t)set->size * sizeof *riders->source);
     for (uint32_t i = 0; i < ride->parts; i++) {

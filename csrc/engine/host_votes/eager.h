@@ -11,10 +11,10 @@
 
 #include <string.h>
 
-#define HVD_RIDE_BYTES   ((size_t)8 << 10)  /* of a tensor, at most */
-#define HVD_RIDE_ROOM    ((size_t)32 << 10) /* of all that rides in one vote, at most */
-#define HVD_RIDE_SPOILT  UINT64_C(1)
-#define HVD_RIDE_MATCHES UINT64_C(2) /* from here on marks are of works */
+#define HVD_EAGER_BYTES   ((size_t)8 << 10)  /* of a tensor, at most */
+#define HVD_EAGER_ROOM    ((size_t)32 << 10) /* of all that rides in one vote, at most */
+#define HVD_EAGER_SPOILT  UINT64_C(1)
+#define HVD_EAGER_MATCHES UINT64_C(2) /* from here on marks are of works */
 
 struct hvd_engine;
 struct hvd_set;
@@ -22,17 +22,17 @@ struct hvd_work;
 
 /* As it travels. A part: the number in the set of the rank whose it is, or of a host's first, as 64 bits; then its
  * elements, to a multiple of 8 bytes. */
-struct hvd_ride {
-    uint64_t mark; /* of the work; 0: nobody rides; HVD_RIDE_SPOILT: some do, and not all with the same */
+struct hvd_eager {
+    uint64_t mark; /* of the work; 0: nobody rides; HVD_EAGER_SPOILT: some do, and not all with the same */
     uint32_t part_bytes, parts;
     unsigned char part[];
 };
 
-struct hvd_riders {
-    struct hvd_ride *agreed; /* of all hosts */
-    const void **source;     /* room for the fold: by rank of the set */
-    uint64_t waits_for;      /* the tag of the work whose result lies in `agreed` and is waited for; 0: none */
-    uint64_t offered;        /* mark of what this rank offered in this round; 0: nothing */
+struct hvd_eager_room {
+    struct hvd_eager *agreed; /* of all hosts */
+    const void **source;      /* room for the fold: by rank of the set */
+    uint64_t waits_for;       /* the tag of the work whose result lies in `agreed` and is waited for; 0: none */
+    uint64_t offered;         /* mark of what this rank offered in this round; 0: nothing */
     uint64_t offered_tag;
     struct hvd_scale scale; /* of what it offered */
     int dtype, hosts;
@@ -41,26 +41,26 @@ struct hvd_riders {
     uint32_t wrong, resting; /* rides in a row that served nothing; rounds to sit out. Agreed */
 };
 
-int hvd_ride_open(struct hvd_engine *engine, struct hvd_set *set, struct hvd_error *error);
-void hvd_ride_close(struct hvd_set *set);
+int hvd_eager_open(struct hvd_engine *engine, struct hvd_set *set, struct hvd_error *error);
+void hvd_eager_close(struct hvd_set *set);
 
 /* This rank's vote is about to lie on a board: what rides with it, into `ride`. True: something does. */
-bool hvd_ride_offer(struct hvd_engine *engine, struct hvd_set *set, struct hvd_ride *ride);
+bool hvd_eager_offer(struct hvd_engine *engine, struct hvd_set *set, struct hvd_eager *ride);
 /* What rides with the vote of this host's ranks, of which ride[i] is the i-th; into `into`. Leader. */
-void hvd_ride_of_host(const struct hvd_set *set, struct hvd_ride *const *ride, struct hvd_ride *into);
+void hvd_eager_of_host(const struct hvd_set *set, struct hvd_eager *const *ride, struct hvd_eager *into);
 /* into := into (+) from. */
-void hvd_ride_join(struct hvd_ride *into, const struct hvd_ride *from);
+void hvd_eager_join(struct hvd_eager *into, const struct hvd_eager *from);
 /* Is this, of so many bytes, a ride? Of parts of ranks of a set of this size. */
-bool hvd_ride_check(const struct hvd_ride *ride, size_t bytes, int size);
-size_t hvd_ride_bytes(const struct hvd_ride *ride);
-static inline void hvd_ride_copy(struct hvd_ride *to, const struct hvd_ride *from)
+bool hvd_eager_check(const struct hvd_eager *ride, size_t bytes, int size);
+size_t hvd_eager_bytes(const struct hvd_eager *ride);
+static inline void hvd_eager_copy(struct hvd_eager *to, const struct hvd_eager *from)
 {
-    memcpy(to, from, hvd_ride_bytes(from));
+    memcpy(to, from, hvd_eager_bytes(from));
 }
 /* riders->agreed is everyone's, set->plan what the round decided: who is right, and who sits out. */
-void hvd_ride_agreed(struct hvd_set *set);
+void hvd_eager_agreed(struct hvd_set *set);
 /* A work starts. HVD_OK: it is the one that has ridden, and is done. HVD_AGAIN: it is not. HVD_EINTERNAL: parts came
  * twice. */
-int hvd_ride_take(struct hvd_set *set, const struct hvd_work *work);
+int hvd_eager_take(struct hvd_set *set, const struct hvd_work *work);
 
 #endif

@@ -27,31 +27,31 @@ struct farewell {
 };
 
 /* A vote, and behind it room for what rides with it. */
-bool hvd_near_vote_room(struct hvd_vote **vote, struct hvd_ride **ride, size_t vote_bytes)
+bool hvd_neighbor_vote_room(struct hvd_vote **vote, struct hvd_eager **ride, size_t vote_bytes)
 {
-    char *block = malloc(vote_bytes + HVD_RIDE_ROOM);
+    char *block = malloc(vote_bytes + HVD_EAGER_ROOM);
     *vote = (struct hvd_vote *)(void *)block;
-    *ride = block ? (struct hvd_ride *)(void *)(block + vote_bytes) : NULL;
+    *ride = block ? (struct hvd_eager *)(void *)(block + vote_bytes) : NULL;
     if (block)
         memset(*ride, 0, sizeof **ride);
     return block != NULL;
 }
 
-bool hvd_near_room(struct hvd_near *near, size_t vote_bytes)
+bool hvd_neighbor_room(struct hvd_neighbor *near, size_t vote_bytes)
 {
-    near->in_room = sizeof(struct hvd_frame) + vote_bytes + HVD_RIDE_ROOM + FAREWELL_MAX + HVD_STALL_BODY_MAX;
+    near->in_room = sizeof(struct hvd_frame) + vote_bytes + HVD_EAGER_ROOM + FAREWELL_MAX + HVD_STALL_BODY_MAX;
     near->out_room = 2 * near->in_room;
     near->out = malloc(near->out_room);
     near->in = malloc(near->in_room);
     bool all = near->out && near->in;
     for (int i = 0; i < 2; i++)
-        all &= hvd_near_vote_room(&near->vote[i], &near->ride[i], vote_bytes);
+        all &= hvd_neighbor_vote_room(&near->vote[i], &near->ride[i], vote_bytes);
     return all;
 }
 
 /* The stream has ended. Who has left may do that, and who has closed a set, which nobody has a round of then; else
  * somebody may be about to say why. */
-void hvd_near_lost(struct hvd_engine *engine, const struct hvd_set *set, const struct hvd_near *near)
+void hvd_neighbor_lost(struct hvd_engine *engine, const struct hvd_set *set, const struct hvd_neighbor *near)
 {
     char text[320];
     if (set->left || (set->number != 0 && !set->entered))
@@ -67,14 +67,14 @@ void hvd_near_lost(struct hvd_engine *engine, const struct hvd_set *set, const s
     hvd_abort_suspect(engine, set, set->member[near->rank], false, text);
 }
 
-void hvd_near_flush(struct hvd_engine *engine, const struct hvd_set *set, struct hvd_near *near)
+void hvd_neighbor_flush(struct hvd_engine *engine, const struct hvd_set *set, struct hvd_neighbor *near)
 {
     struct hvd_error error;
     hvd_error_none(&error);
     size_t moved;
     while (near->out_count && !near->link->over) {
         if (near->link->kind->send(near->link, near->out, near->out_count, &moved, &error) != HVD_OK) {
-            hvd_near_lost(engine, set, near);
+            hvd_neighbor_lost(engine, set, near);
             near->out_count = 0;
             return;
         }
@@ -86,7 +86,7 @@ void hvd_near_flush(struct hvd_engine *engine, const struct hvd_set *set, struct
 }
 
 /* There is room for all that may wait for a neighbour that reads. */
-static void deaf(struct hvd_engine *engine, const struct hvd_set *set, const struct hvd_near *near)
+static void deaf(struct hvd_engine *engine, const struct hvd_set *set, const struct hvd_neighbor *near)
 {
     char text[320];
     hvd_text_write(text, sizeof text,
@@ -95,10 +95,10 @@ static void deaf(struct hvd_engine *engine, const struct hvd_set *set, const str
     hvd_abort_suspect(engine, set, set->member[near->rank], false, text);
 }
 
-void hvd_near_say(struct hvd_engine *engine, const struct hvd_set *set, struct hvd_near *near, uint32_t type,
-                  uint64_t round, const void *body, size_t bytes, const struct hvd_ride *ride)
+void hvd_neighbor_say(struct hvd_engine *engine, const struct hvd_set *set, struct hvd_neighbor *near, uint32_t type,
+                      uint64_t round, const void *body, size_t bytes, const struct hvd_eager *ride)
 {
-    size_t rides = ride && ride->mark ? hvd_ride_bytes(ride) : 0;
+    size_t rides = ride && ride->mark ? hvd_eager_bytes(ride) : 0;
     struct hvd_frame head = {MAGIC, type, (uint32_t)(bytes + rides), set->life, round};
     if (near->link->over || (type == HVD_FRAME_ALIVE && near->out_count))
         return; /* whatever waits there says that this side lives, once it is read */
@@ -115,11 +115,11 @@ void hvd_near_say(struct hvd_engine *engine, const struct hvd_set *set, struct h
         memcpy(to + sizeof head + bytes, ride, rides);
     near->out_count += sizeof head + head.bytes;
     near->link->counts.messages_out++;
-    hvd_near_flush(engine, set, near);
+    hvd_neighbor_flush(engine, set, near);
 }
 
 /* Is this the head of a frame that may come now? */
-static bool may_come(const struct hvd_engine *engine, const struct hvd_set *set, const struct hvd_near *near,
+static bool may_come(const struct hvd_engine *engine, const struct hvd_set *set, const struct hvd_neighbor *near,
                      const struct hvd_frame *head)
 {
     uint64_t round = hvd_coord_round(set->coord);
@@ -134,14 +134,14 @@ static bool may_come(const struct hvd_engine *engine, const struct hvd_set *set,
         return head->bytes >= sizeof(struct farewell) && head->bytes < FAREWELL_MAX;
     case HVD_FRAME_VOTE:
         return (head->round == round || head->round == round + 1) && near->has[head->round & 1] != head->round &&
-               head->bytes >= sizeof(struct hvd_vote) && head->bytes <= set->vote_bytes + HVD_RIDE_ROOM;
+               head->bytes >= sizeof(struct hvd_vote) && head->bytes <= set->vote_bytes + HVD_EAGER_ROOM;
     default:
         return engine->stall.may_come && engine->stall.may_come(set, head);
     }
 }
 
-void hvd_near_babbles(struct hvd_engine *engine, const struct hvd_set *set, struct hvd_near *near,
-                      const struct hvd_frame *head)
+void hvd_neighbor_babbles(struct hvd_engine *engine, const struct hvd_set *set, struct hvd_neighbor *near,
+                          const struct hvd_frame *head)
 {
     char text[256];
     hvd_text_write(text, sizeof text,
@@ -154,24 +154,25 @@ void hvd_near_babbles(struct hvd_engine *engine, const struct hvd_set *set, stru
 }
 
 /* A vote, and what rides with it; false: it is none. */
-static bool take_vote(const struct hvd_set *set, struct hvd_near *near, const struct hvd_frame *head, const char *body)
+static bool take_vote(const struct hvd_set *set, struct hvd_neighbor *near, const struct hvd_frame *head,
+                      const char *body)
 {
     int place = head->round & 1;
     uint32_t bytes;
     memcpy(&bytes, body + offsetof(struct hvd_vote, bytes), sizeof bytes);
     if (bytes < sizeof(struct hvd_vote) || bytes > head->bytes || bytes > set->vote_bytes ||
-        head->bytes - bytes > HVD_RIDE_ROOM)
+        head->bytes - bytes > HVD_EAGER_ROOM)
         return false;
     memcpy(near->vote[place], body, bytes);
     memset(near->ride[place], 0, sizeof *near->ride[place]);
     memcpy(near->ride[place], body + bytes, head->bytes - bytes);
-    if (head->bytes > bytes && !hvd_ride_check(near->ride[place], head->bytes - bytes, set->size))
+    if (head->bytes > bytes && !hvd_eager_check(near->ride[place], head->bytes - bytes, set->size))
         return false;
     near->has[place] = head->round;
     return true;
 }
 
-static void take_frame(struct hvd_engine *engine, const struct hvd_set *set, struct hvd_near *near,
+static void take_frame(struct hvd_engine *engine, const struct hvd_set *set, struct hvd_neighbor *near,
                        const struct hvd_frame *head, const char *body)
 {
     near->link->counts.messages_in++;
@@ -188,25 +189,25 @@ static void take_frame(struct hvd_engine *engine, const struct hvd_set *set, str
     }
     if (head->type > HVD_FRAME_PART) {
         if (!engine->stall.take(engine, set, near, head, body))
-            hvd_near_babbles(engine, set, near, head);
+            hvd_neighbor_babbles(engine, set, near, head);
         return;
     }
     near->parted |= head->type == HVD_FRAME_PART;
     if (head->round > near->heard)
         near->heard = head->round;
     if (head->type == HVD_FRAME_VOTE && !take_vote(set, near, head, body))
-        hvd_near_babbles(engine, set, near, head);
+        hvd_neighbor_babbles(engine, set, near, head);
 }
 
 /* The frames that have come whole. */
-static void take_frames(struct hvd_engine *engine, const struct hvd_set *set, struct hvd_near *near)
+static void take_frames(struct hvd_engine *engine, const struct hvd_set *set, struct hvd_neighbor *near)
 {
     struct hvd_frame head;
     size_t at = 0;
     while (!near->deaf && near->in_count - at >= sizeof head) {
         memcpy(&head, near->in + at, sizeof head);
         if (!may_come(engine, set, near, &head))
-            hvd_near_babbles(engine, set, near, &head);
+            hvd_neighbor_babbles(engine, set, near, &head);
         else if (near->in_count - at < sizeof head + head.bytes)
             break;
         else
@@ -219,7 +220,7 @@ static void take_frames(struct hvd_engine *engine, const struct hvd_set *set, st
 }
 
 /* As much as has come; mostly all of it by one call. */
-bool hvd_near_read(struct hvd_engine *engine, struct hvd_set *set, struct hvd_near *near)
+bool hvd_neighbor_read(struct hvd_engine *engine, struct hvd_set *set, struct hvd_neighbor *near)
 {
     struct hvd_error error;
     hvd_error_none(&error);
@@ -231,7 +232,7 @@ bool hvd_near_read(struct hvd_engine *engine, struct hvd_set *set, struct hvd_ne
             if (near->link->forged)
                 hvd_engine_abort(engine, set->member[near->rank], error.code, error.text);
             else
-                hvd_near_lost(engine, set, near);
+                hvd_neighbor_lost(engine, set, near);
             return true;
         }
         near->in_count += moved;
@@ -250,11 +251,11 @@ void hvd_tree_flood(struct hvd_engine *engine, struct hvd_set *set, const struct
     hvd_text_copy(body + sizeof last, sizeof body - sizeof last, failure->text);
     size_t length = strlen(body + sizeof last);
     for (int i = 0; i < set->tree->count; i++)
-        hvd_near_say(engine, set, &set->tree->near[i], HVD_FRAME_ABORT, 0, body, sizeof last + length, NULL);
+        hvd_neighbor_say(engine, set, &set->tree->near[i], HVD_FRAME_ABORT, 0, body, sizeof last + length, NULL);
 }
 
 void hvd_tree_part(struct hvd_engine *engine, struct hvd_set *set)
 {
     for (int i = 0; i < set->tree->count; i++)
-        hvd_near_say(engine, set, &set->tree->near[i], HVD_FRAME_PART, 0, NULL, 0, NULL);
+        hvd_neighbor_say(engine, set, &set->tree->near[i], HVD_FRAME_PART, 0, NULL, 0, NULL);
 }

@@ -14,7 +14,7 @@
 
 #include "../../kernel/kernel.h"
 
-uint64_t hvd_guess_tag(uint64_t tag, struct hvd_key key, uint64_t bucket)
+uint64_t hvd_speculate_tag(uint64_t tag, struct hvd_key key, uint64_t bucket)
 {
     const uint64_t odd = UINT64_C(0x9e3779b97f4a7c15);
     return ((((tag ^ key.high) * odd) ^ key.low) * odd ^ bucket) * odd;
@@ -31,8 +31,8 @@ static const struct hvd_open_plane *plane_for(const struct hvd_set *set, const s
     return NULL;
 }
 
-const struct hvd_open_plane *hvd_guess_work(struct hvd_engine *engine, struct hvd_set *set, struct hvd_work *work,
-                                            struct hvd_piece *piece)
+const struct hvd_open_plane *hvd_speculate_work(struct hvd_engine *engine, struct hvd_set *set, struct hvd_work *work,
+                                                struct hvd_piece *piece)
 {
     struct hvd_signature signature;
     struct hvd_key key;
@@ -53,18 +53,18 @@ const struct hvd_open_plane *hvd_guess_work(struct hvd_engine *engine, struct hv
                               .divide_by = set->size,
                               .prescale = signature.prescale,
                               .postscale = signature.postscale,
-                              .tag = hvd_guess_tag(0, key, (set->plans + 1) << 32),
+                              .tag = hvd_speculate_tag(0, key, (set->plans + 1) << 32),
                               .piece = piece,
                               .pieces = 1,
                               .count = piece->count};
     return plane_for(set, work);
 }
 
-void hvd_guess(struct hvd_engine *engine, struct hvd_set *set)
+void hvd_speculate(struct hvd_engine *engine, struct hvd_set *set)
 {
     struct hvd_work work;
     struct hvd_piece piece;
-    const struct hvd_open_plane *open = hvd_guess_work(engine, set, &work, &piece);
+    const struct hvd_open_plane *open = hvd_speculate_work(engine, set, &work, &piece);
     if (open)
         open->plane->foresee(open->self, &work);
 }

@@ -30,10 +30,10 @@
 
 bool hvd_tree_room(struct hvd_tree *tree, size_t vote_bytes)
 {
-    bool all = hvd_near_vote_room(&tree->mine, &tree->mine_rides, vote_bytes);
-    all &= hvd_near_vote_room(&tree->part, &tree->part_rides, vote_bytes);
+    bool all = hvd_neighbor_vote_room(&tree->mine, &tree->mine_rides, vote_bytes);
+    all &= hvd_neighbor_vote_room(&tree->part, &tree->part_rides, vote_bytes);
     for (int i = 0; i < tree->count; i++)
-        all &= hvd_near_room(&tree->near[i], vote_bytes);
+        all &= hvd_neighbor_room(&tree->near[i], vote_bytes);
     return all;
 }
 
@@ -62,7 +62,7 @@ int hvd_tree_open(struct hvd_engine *engine, struct hvd_set *set, struct hvd_err
     tree->count = hvd_tree_neighbours(at, hosts, near);
     tree->vote_bytes = set->vote_bytes;
     for (int i = 0; i < tree->count; i++) {
-        struct hvd_near *one = &tree->near[i];
+        struct hvd_neighbor *one = &tree->near[i];
         one->rank = leader[near[i]];
         one->behind = hvd_tree_behind(index_of, set->size, at, near[i]);
         peer[i] = one->rank;
@@ -72,11 +72,11 @@ int hvd_tree_open(struct hvd_engine *engine, struct hvd_set *set, struct hvd_err
         tree->polled = true;
         atomic_store(&engine->silent, true);
         atomic_store(&engine->polled, true);
-        code =
-            hvd_wire_open_mpi(engine, engine->comm, set->member, set->size, peer, tree->count, &set->vote_wires, error);
+        code = hvd_stream_open_mpi(engine, engine->comm, set->member, set->size, peer, tree->count, &set->vote_wires,
+                                   error);
     }
     for (int i = 0; i < tree->count && code == HVD_OK; i++) {
-        struct hvd_near *one = &tree->near[i];
+        struct hvd_neighbor *one = &tree->near[i];
         one->link = set->vote_wires ? set->vote_wires->link[one->rank] : NULL;
         if (!one->link)
             return hvd_fail(error, HVD_EINIT, HVD115 "rank %d has no stream for votes to %s", engine->options.rank,
@@ -102,8 +102,8 @@ bool hvd_tree_pump(struct hvd_engine *engine, struct hvd_set *set)
 {
     bool moved = false;
     for (int i = 0; i < set->tree->count; i++) {
-        hvd_near_flush(engine, set, &set->tree->near[i]);
-        moved |= hvd_near_read(engine, set, &set->tree->near[i]);
+        hvd_neighbor_flush(engine, set, &set->tree->near[i]);
+        moved |= hvd_neighbor_read(engine, set, &set->tree->near[i]);
     }
     return moved;
 }
@@ -117,7 +117,7 @@ bool hvd_tree_heard(const struct hvd_tree *tree, uint64_t round)
 }
 
 /* Is it a vote of this round, for exactly the ranks on that side? */
-static bool sound(const struct hvd_set *set, const struct hvd_near *near, uint64_t round)
+static bool sound(const struct hvd_set *set, const struct hvd_neighbor *near, uint64_t round)
 {
     struct hvd_vote *vote = near->vote[round & 1];
     return vote->bytes <= set->vote_bytes && hvd_vote_check(set->coord, vote, vote->bytes) == HVD_OK &&
@@ -125,16 +125,16 @@ static bool sound(const struct hvd_set *set, const struct hvd_near *near, uint64
 }
 
 /* into := mine (+) what came from all neighbours but `without`; rides likewise. */
-static void merge_all(const struct hvd_set *set, struct hvd_vote *into, struct hvd_ride *rides, uint64_t round,
+static void merge_all(const struct hvd_set *set, struct hvd_vote *into, struct hvd_eager *rides, uint64_t round,
                       int without)
 {
     const struct hvd_tree *tree = set->tree;
     memcpy(into, tree->mine, tree->mine->bytes);
-    hvd_ride_copy(rides, tree->mine_rides);
+    hvd_eager_copy(rides, tree->mine_rides);
     for (int i = 0; i < tree->count; i++)
         if (i != without) {
             hvd_vote_merge(set->coord, into, tree->near[i].vote[round & 1]);
-            hvd_ride_join(rides, tree->near[i].ride[round & 1]);
+            hvd_eager_join(rides, tree->near[i].ride[round & 1]);
         }
 }
 
@@ -148,30 +148,30 @@ int hvd_tree_round(struct hvd_engine *engine, struct hvd_set *set, uint64_t roun
         missing++;
         silent = i;
         if (tree->near[i].link->over)
-            hvd_near_lost(engine, set, &tree->near[i]);
+            hvd_neighbor_lost(engine, set, &tree->near[i]);
     }
     for (int i = 0; i < tree->count; i++) {
-        struct hvd_near *near = &tree->near[i];
+        struct hvd_neighbor *near = &tree->near[i];
         if (near->has[round & 1] != round || near->sound == round)
             continue;
         if (!sound(set, near, round)) {
             const struct hvd_frame head = {0, HVD_FRAME_VOTE, near->vote[round & 1]->bytes, set->life, round};
-            hvd_near_babbles(engine, set, near, &head);
+            hvd_neighbor_babbles(engine, set, near, &head);
             return HVD_EINVAL;
         }
         near->sound = round;
     }
     for (int i = 0; i < tree->count; i++) {
-        struct hvd_near *near = &tree->near[i];
+        struct hvd_neighbor *near = &tree->near[i];
         bool ready = whole && (missing == 0 || (missing == 1 && silent == i));
         if (ready && near->voted < round) {
             merge_all(set, tree->part, tree->part_rides, round, i);
             near->voted = near->told = round;
-            hvd_near_say(engine, set, near, HVD_FRAME_VOTE, round, tree->part, tree->part->bytes, tree->part_rides);
+            hvd_neighbor_say(engine, set, near, HVD_FRAME_VOTE, round, tree->part, tree->part->bytes, tree->part_rides);
             *moved = true;
         } else if (whole && near->told < round && near->heard < round) {
             near->told = round;
-            hvd_near_say(engine, set, near, HVD_FRAME_OPEN, round, NULL, 0, NULL);
+            hvd_neighbor_say(engine, set, near, HVD_FRAME_OPEN, round, NULL, 0, NULL);
             *moved = true;
         }
     }
@@ -184,12 +184,12 @@ int hvd_tree_round(struct hvd_engine *engine, struct hvd_set *set, uint64_t roun
 void hvd_tree_tick(struct hvd_engine *engine, struct hvd_set *set, bool waits)
 {
     for (int i = 0; i < set->tree->count; i++) {
-        struct hvd_near *near = &set->tree->near[i];
+        struct hvd_neighbor *near = &set->tree->near[i];
         bool heard = near->frames != near->link->counts.messages_in;
         near->mute = heard || !waits ? 0 : near->mute + 1;
         near->frames = near->link->counts.messages_in;
         if (waits && near->out_count == 0)
-            hvd_near_say(engine, set, near, HVD_FRAME_ALIVE, 0, NULL, 0, NULL);
+            hvd_neighbor_say(engine, set, near, HVD_FRAME_ALIVE, 0, NULL, 0, NULL);
     }
 }
 
@@ -202,13 +202,13 @@ int hvd_tree_mute(const struct hvd_tree *tree, uint64_t round, int ticks)
 }
 
 /* May a neighbour still speak? Before anybody has left, the end of its stream is the job's. */
-static bool speaks(const struct hvd_engine *engine, const struct hvd_near *near)
+static bool speaks(const struct hvd_engine *engine, const struct hvd_neighbor *near)
 {
     const struct hvd_set *set = engine->global;
     return !set->left || !(near->deaf || near->link->over || hvd_abort_has_left(engine, set->member[near->rank]));
 }
 
-struct hvd_near *hvd_tree_above(const struct hvd_engine *engine)
+struct hvd_neighbor *hvd_tree_above(const struct hvd_engine *engine)
 {
     struct hvd_tree *tree = engine->global->tree;
     return tree && engine->options.rank != 0 && speaks(engine, &tree->near[0]) ? &tree->near[0] : NULL;
@@ -236,7 +236,7 @@ int hvd_tree_watch(const struct hvd_tree *tree, struct pollfd *news)
 {
     int count = 0;
     for (int i = 0; i < tree->count; i++) {
-        const struct hvd_near *near = &tree->near[i];
+        const struct hvd_neighbor *near = &tree->near[i];
         if (!near->deaf && near->link->fd >= 0)
             news[count++] = (struct pollfd){.fd = near->link->fd,
                                             .events = POLLIN | (near->out_count && !near->link->over ? POLLOUT : 0)};

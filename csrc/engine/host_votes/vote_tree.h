@@ -26,18 +26,18 @@ struct hvd_frame {
 };
 
 /* A neighbour. */
-struct hvd_near {
+struct hvd_neighbor {
     struct hvd_link *link;
-    int rank;                 /* in the set */
-    int behind;               /* members of the set on its side of the edge */
-    uint64_t heard;           /* newest round that it has entered, as far as it has told */
-    uint64_t told;            /* newest round that it was told of, by a vote or without one */
-    uint64_t voted;           /* newest round whose vote was given to it */
-    struct hvd_vote *vote[2]; /* that came, by even and odd round */
-    struct hvd_ride *ride[2]; /* and what rode with them */
-    uint64_t has[2];          /* the round that lies there whole, 0: none */
-    uint64_t sound;           /* newest round whose vote from there was looked at and is one */
-    char *in;                 /* what has come and is no whole frame yet */
+    int rank;                  /* in the set */
+    int behind;                /* members of the set on its side of the edge */
+    uint64_t heard;            /* newest round that it has entered, as far as it has told */
+    uint64_t told;             /* newest round that it was told of, by a vote or without one */
+    uint64_t voted;            /* newest round whose vote was given to it */
+    struct hvd_vote *vote[2];  /* that came, by even and odd round */
+    struct hvd_eager *ride[2]; /* and what rode with them */
+    uint64_t has[2];           /* the round that lies there whole, 0: none */
+    uint64_t sound;            /* newest round whose vote from there was looked at and is one */
+    char *in;                  /* what has come and is no whole frame yet */
     size_t in_count, in_room;
     bool deaf;   /* nothing more comes from it, or nothing that can be believed */
     bool parted; /* it has said that it leaves though not all have agreed */
@@ -51,10 +51,10 @@ struct hvd_tree {
     int count;
     size_t vote_bytes;
     bool polled; /* over MPI: nobody rings when a neighbour has spoken */
-    struct hvd_near near[HVD_NEAR_MAX];
-    struct hvd_vote *mine, *part;             /* of this host; room for what goes out */
-    struct hvd_ride *mine_rides, *part_rides; /* with them */
-    uint64_t merged;                          /* newest round whose vote of this host lies in `mine` */
+    struct hvd_neighbor near[HVD_NEAR_MAX];
+    struct hvd_vote *mine, *part;              /* of this host; room for what goes out */
+    struct hvd_eager *mine_rides, *part_rides; /* with them */
+    uint64_t merged;                           /* newest round whose vote of this host lies in `mine` */
 };
 
 /* neighbor.c: frames to and from one neighbour. room: memory for them. read: as much as has come; true: something has.
@@ -71,15 +71,15 @@ enum {
     HVD_FRAME_ACCOUNT,
     HVD_FRAME_FINDING
 };
-bool hvd_near_room(struct hvd_near *near, size_t vote_bytes);
-bool hvd_near_vote_room(struct hvd_vote **vote, struct hvd_ride **ride, size_t vote_bytes);
-bool hvd_near_read(struct hvd_engine *engine, struct hvd_set *set, struct hvd_near *near);
-void hvd_near_say(struct hvd_engine *engine, const struct hvd_set *set, struct hvd_near *near, uint32_t type,
-                  uint64_t round, const void *body, size_t bytes, const struct hvd_ride *ride);
-void hvd_near_flush(struct hvd_engine *engine, const struct hvd_set *set, struct hvd_near *near);
-void hvd_near_lost(struct hvd_engine *engine, const struct hvd_set *set, const struct hvd_near *near);
-void hvd_near_babbles(struct hvd_engine *engine, const struct hvd_set *set, struct hvd_near *near,
-                      const struct hvd_frame *head);
+bool hvd_neighbor_room(struct hvd_neighbor *near, size_t vote_bytes);
+bool hvd_neighbor_vote_room(struct hvd_vote **vote, struct hvd_eager **ride, size_t vote_bytes);
+bool hvd_neighbor_read(struct hvd_engine *engine, struct hvd_set *set, struct hvd_neighbor *near);
+void hvd_neighbor_say(struct hvd_engine *engine, const struct hvd_set *set, struct hvd_neighbor *near, uint32_t type,
+                      uint64_t round, const void *body, size_t bytes, const struct hvd_eager *ride);
+void hvd_neighbor_flush(struct hvd_engine *engine, const struct hvd_set *set, struct hvd_neighbor *near);
+void hvd_neighbor_lost(struct hvd_engine *engine, const struct hvd_set *set, const struct hvd_neighbor *near);
+void hvd_neighbor_babbles(struct hvd_engine *engine, const struct hvd_set *set, struct hvd_neighbor *near,
+                          const struct hvd_frame *head);
 
 /* tree_edges.c. leaders: leader[i] is the first rank of the i-th host, index_of[rank] the number of rank's host;
  * returns how many hosts. neighbours: of host `at`. toward: the one by which `to` is reached. behind: ranks on the
@@ -116,7 +116,7 @@ int hvd_tree_mute(const struct hvd_tree *tree, uint64_t round, int ticks);
 bool hvd_tree_idle(const struct hvd_tree *tree);
 /* In the global set. above: the neighbour on the way to rank 0; NULL: there is none, or it has left. reaches: does the
  * neighbour by which that rank's host is reached still speak? Of this host: yes. */
-struct hvd_near *hvd_tree_above(const struct hvd_engine *engine);
+struct hvd_neighbor *hvd_tree_above(const struct hvd_engine *engine);
 bool hvd_tree_reaches(const struct hvd_engine *engine, int rank);
 int hvd_tree_watch(const struct hvd_tree *tree, struct pollfd *news);
 

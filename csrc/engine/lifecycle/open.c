@@ -217,7 +217,7 @@ static int open_host(struct hvd_engine *engine, hvd_boot_allgather *allgather, v
     host->allgather_self = self;
     if (engine->alone)
         return HVD_OK;
-    size_t rides = engine->hosts > 1 ? HVD_RIDE_ROOM : 0;
+    size_t rides = engine->hosts > 1 ? HVD_EAGER_ROOM : 0;
     int code = hvd_host_open(host, engine->global->vote_bytes + rides, error);
     if (code == HVD_OK)
         hvd_set_meet(engine, engine->global);
@@ -246,8 +246,8 @@ int hvd_engine_open(const struct hvd_options *options, hvd_boot_allgather *allga
     struct hvd_who *who = engine ? calloc((size_t)options->size, sizeof *who) : NULL;
     if (!who) {
         free(engine);
-        const struct hvd_streams streams = hvd_wire_of(options);
-        hvd_wire_drop(&streams, options->size);
+        const struct hvd_streams streams = hvd_stream_of(options);
+        hvd_stream_drop(&streams, options->size);
         return code ? code : hvd_fail(error, HVD_ENOMEM, HVD951 "out of memory during init");
     }
     memset(engine, 0, sizeof *engine);
@@ -314,14 +314,14 @@ void hvd_engine_stop(struct hvd_engine *engine)
     hvd_fail(&engine->failure, HVD_ESTATE, HVD457 "hvdlite was shut down on rank %d while this was pending",
              engine->options.rank);
     atomic_store(&engine->failed, 1);
-    hvd_agree_submit_queued(engine);
+    hvd_votes_submit_queued(engine);
     hvd_abort_handles(engine, NULL, engine->failure.code, engine->failure.text);
     for (int i = 0; i < engine->sets && !failed; i++) /* or its end would be taken for a death */
         if (engine->set[i]->tree && !engine->set[i]->left)
             hvd_tree_part(engine, engine->set[i]);
     atomic_store(&engine->stopped, 1);
     /* After a failure, why it is; a peer that is lost will not take it. */
-    hvd_wire_settle(engine, failed ? FAREWELL_MS : engine->options.leave_timeout_ms);
+    hvd_stream_settle(engine, failed ? FAREWELL_MS : engine->options.leave_timeout_ms);
     /* The turn is never given back: late waiters find their handles done. */
 }
 
@@ -329,7 +329,7 @@ void hvd_engine_free(struct hvd_engine *engine)
 {
     hvd_turn_thread_stop(engine);
     hvd_inquiry_close(engine);
-    hvd_soon_close(&engine->soon);
+    hvd_alarm_close(&engine->soon);
     hvd_device_part(engine, false);
     hvd_set_close_all(engine);
     hvd_space_close(&engine->space);
@@ -338,7 +338,7 @@ void hvd_engine_free(struct hvd_engine *engine)
     pthread_mutex_destroy(&engine->opening_lock);
     pthread_mutex_destroy(&engine->records_lock);
     pthread_mutex_destroy(&engine->bell_lock);
-    hvd_wire_end(engine);
+    hvd_stream_end(engine);
     hvd_handles_close(&engine->handles);
     hvd_block_free();
     hvd_flight_close(engine);

@@ -177,7 +177,7 @@ static void look_at_requests(struct hvd_engine *engine, uint64_t now)
     }
     if (warn_ns && oldest >= warn_ns && now - stall->asked_ns >= warn_ns / 2) {
         stall->asked_ns = now;
-        hvd_desk_want(engine, HVD_WANT_REPORT);
+        hvd_inbox_want(engine, HVD_WANT_REPORT);
     }
     uint64_t step_ns = now - stall->looked_ns;
     stall->looked_ns = now;
@@ -188,7 +188,7 @@ static void look_at_requests(struct hvd_engine *engine, uint64_t now)
     if (stall->late_ns >= LATE_NS + end_ns / 8)
         first ? end_by_itself(engine, first) : end_on_device(engine, on_device);
     else if (stall->late_ns)
-        hvd_desk_want(engine, HVD_WANT_END);
+        hvd_inbox_want(engine, HVD_WANT_END);
 }
 
 /* ---- the engine thread ---- */
@@ -196,10 +196,10 @@ static void look_at_requests(struct hvd_engine *engine, uint64_t now)
 void hvd_stall_look(struct hvd_engine *engine)
 {
     struct hvd_stall *stall = &engine->stall;
-    struct hvd_desk *desk = hvd_desk(engine);
+    struct hvd_inbox *desk = hvd_inbox(engine);
     uint64_t now = hvd_now_ns(), inquiry = atomic_load(&desk->inquiry);
     bool answers = inquiry != atomic_load(&desk->answered[engine->host.rank]);
-    bool leader = hvd_desk_leads(engine),
+    bool leader = hvd_inbox_leads(engine),
          open = leader && (stall->number || atomic_load(&stall->news) || atomic_load(&desk->wanted) || !stall->led);
     if ((!answers && !open && now < stall->next_ns) || atomic_load(&engine->failed))
         return;
@@ -214,7 +214,7 @@ void hvd_stall_look(struct hvd_engine *engine)
         return;
     }
     atomic_store(&stall->news, false);
-    hvd_agree_submit_queued(engine); /* who asks for what is missing must find his own request there */
+    hvd_votes_submit_queued(engine); /* who asks for what is missing must find his own request there */
     look_at_requests(engine, now);
     if (answers)
         hvd_inquiry_answer(engine, inquiry, now);

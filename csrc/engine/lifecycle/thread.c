@@ -43,10 +43,10 @@ static void hear(struct hvd_engine *engine, uint64_t tag)
 {
     int rank = (int)(tag & 0xffffffff);
     switch ((int)(tag >> 32)) {
-    case HVD_EVENT_BELL: /* an edge: what it counts is for hvd_wire_listen */
+    case HVD_EVENT_BELL: /* an edge: what it counts is for hvd_stream_listen */
         break;
     case HVD_EVENT_SOON:
-        hvd_soon_rang(&engine->soon);
+        hvd_alarm_rang(&engine->soon);
         break;
     case HVD_EVENT_STORE:
         hear_store(engine);
@@ -56,7 +56,7 @@ static void hear(struct hvd_engine *engine, uint64_t tag)
         hvd_abort_lost(engine, rank);
         break;
     case HVD_EVENT_WIRE:
-        hvd_wire_heard(engine, rank);
+        hvd_stream_heard(engine, rank);
         break;
     case HVD_EVENT_SOCKET:
         forget_descriptor(engine, engine->host.socket[rank]);
@@ -80,7 +80,7 @@ static int look_around(struct hvd_engine *engine, bool tick)
                        atomic_load(&engine->polled)
                    ? HVD_DOZE_MS
                    : -1;
-    hvd_soon_linger(engine);
+    hvd_alarm_linger(engine);
     if (atomic_load(&engine->dozing) == HVD_DOZE_HEARD) {
         while (hvd_turn_once(engine))
             ;
@@ -114,7 +114,7 @@ static void *thread_main(void *self)
     struct epoll_event events[16];
     bool tick = false;
     while (!atomic_load(&engine->stop)) {
-        int sleep_ms = hvd_soon_until_alarm(engine, look_around(engine, tick));
+        int sleep_ms = hvd_alarm_until_alarm(engine, look_around(engine, tick));
         hvd_flight_due(engine);
         hvd_count(engine, HVD_COUNT_sleeps, 1);
         int count = epoll_wait(engine->epoll, events, HVD_COUNT_OF(events), sleep_ms);
@@ -138,7 +138,7 @@ int hvd_turn_thread_start(struct hvd_engine *engine, struct hvd_error *error)
     engine->bell = engine->host.bells.eventfd[engine->host.rank];
     engine->epoll = epoll_create1(EPOLL_CLOEXEC);
     engine->call = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
-    bool all = engine->epoll >= 0 && engine->call >= 0 && hvd_soon_open(&engine->soon) &&
+    bool all = engine->epoll >= 0 && engine->call >= 0 && hvd_alarm_open(&engine->soon) &&
                watch(engine, engine->bell, HVD_EVENT_BELL, 0, EPOLLIN | EPOLLET) &&
                watch(engine, engine->call, HVD_EVENT_BELL, 0, EPOLLIN | EPOLLET) &&
                watch(engine, engine->soon.timer, HVD_EVENT_SOON, 0, EPOLLIN) &&

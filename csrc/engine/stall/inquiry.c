@@ -80,7 +80,7 @@ static void ask_own_host(struct hvd_engine *engine, uint64_t number)
     forget_accounts(stall->book);
     stall->number = number;
     stall->until_ns = hvd_now_ns() + ANSWER_NS;
-    atomic_store(&hvd_desk(engine)->inquiry, number);
+    atomic_store(&hvd_inbox(engine)->inquiry, number);
     for (int local = 0; local < engine->host.size; local++)
         hvd_stall_ring(engine, local);
 }
@@ -89,25 +89,25 @@ static void say_down(struct hvd_engine *engine, uint32_t type, uint64_t number, 
 {
     struct hvd_set *set = engine->global;
     for (int i = engine->options.rank != 0; set->tree && i < set->tree->count; i++)
-        hvd_near_say(engine, set, &set->tree->near[i], type, number, body, bytes, NULL);
+        hvd_neighbor_say(engine, set, &set->tree->near[i], type, number, body, bytes, NULL);
 }
 
 /* Somebody here, or below, wants to know. */
 static void serve_wants(struct hvd_engine *engine, uint64_t now)
 {
     struct hvd_stall *stall = &engine->stall;
-    struct hvd_desk *desk = hvd_desk(engine);
+    struct hvd_inbox *desk = hvd_inbox(engine);
     if (!stall->led && atomic_load(&desk->inquiry) != atomic_load(&desk->found)) /* who led before has not ended it */
         atomic_fetch_or(&desk->wanted, HVD_WANT_ANSWER);
     stall->led = true;
     uint64_t wanted = atomic_load(&desk->wanted);
-    struct hvd_near *up = hvd_tree_above(engine);
+    struct hvd_neighbor *up = hvd_tree_above(engine);
     if (!wanted)
         return;
     if (up) {
         if (up->out_count == 0) {
             atomic_fetch_and(&desk->wanted, ~wanted);
-            hvd_near_say(engine, engine->global, up, HVD_FRAME_WANT, wanted, NULL, 0, NULL);
+            hvd_neighbor_say(engine, engine->global, up, HVD_FRAME_WANT, wanted, NULL, 0, NULL);
         }
         return;
     }
@@ -128,7 +128,7 @@ static void serve_wants(struct hvd_engine *engine, uint64_t now)
 
 void hvd_inquiry_answer(struct hvd_engine *engine, uint64_t number, uint64_t now)
 {
-    struct hvd_desk *desk = hvd_desk(engine);
+    struct hvd_inbox *desk = hvd_inbox(engine);
     hvd_account_fill(engine, &desk->account[engine->host.rank], now);
     atomic_store_explicit(&desk->answered[engine->host.rank], number, memory_order_release);
     hvd_stall_ring(engine, hvd_stall_leader(engine));
@@ -150,7 +150,7 @@ static void keep(struct hvd_book *book, const struct hvd_account *account)
 static bool gather(struct hvd_engine *engine, uint64_t now)
 {
     struct hvd_stall *stall = &engine->stall;
-    struct hvd_desk *desk = hvd_desk(engine);
+    struct hvd_inbox *desk = hvd_inbox(engine);
     struct hvd_account account;
     uint64_t gone = atomic_load(&desk->gone);
     bool all = true;
@@ -189,20 +189,20 @@ static void keep_apart(struct hvd_engine *engine)
 }
 
 /* A leader below another: accounts go up, one at a time. */
-static void pass_up(struct hvd_engine *engine, struct hvd_near *up)
+static void pass_up(struct hvd_engine *engine, struct hvd_neighbor *up)
 {
     struct hvd_stall *stall = &engine->stall;
     for (int rank = 0; rank < stall->book->size && up->out_count == 0; rank++)
         if (stall->book->of[rank] && !stall->book->sent[rank]) {
             stall->book->sent[rank] = 1;
-            hvd_near_say(engine, engine->global, up, HVD_FRAME_ACCOUNT, stall->number, stall->book->of[rank],
-                         sizeof *stall->book->of[rank], NULL);
+            hvd_neighbor_say(engine, engine->global, up, HVD_FRAME_ACCOUNT, stall->number, stall->book->of[rank],
+                             sizeof *stall->book->of[rank], NULL);
         }
 }
 
 static void publish(struct hvd_engine *engine, uint64_t number, const struct hvd_finding *finding)
 {
-    struct hvd_desk *desk = hvd_desk(engine);
+    struct hvd_inbox *desk = hvd_inbox(engine);
     atomic_store(&desk->found, 0);
     desk->finding = *finding;
     atomic_store(&desk->found, number);
@@ -300,7 +300,7 @@ bool hvd_inquiry_lead(struct hvd_engine *engine, uint64_t now)
         return false;
     bool all = gather(engine, now);
     keep_apart(engine);
-    struct hvd_near *up = hvd_tree_above(engine);
+    struct hvd_neighbor *up = hvd_tree_above(engine);
     if (up) {
         pass_up(engine, up);
         if (now >= stall->until_ns + 2 * ANSWER_NS)
@@ -333,7 +333,7 @@ bool hvd_stall_may_come(const struct hvd_set *set, const struct hvd_frame *head)
     }
 }
 
-bool hvd_stall_take(struct hvd_engine *engine, const struct hvd_set *set, const struct hvd_near *near,
+bool hvd_stall_take(struct hvd_engine *engine, const struct hvd_set *set, const struct hvd_neighbor *near,
                     const struct hvd_frame *head, const char *body)
 {
     struct hvd_stall *stall = &engine->stall;
@@ -341,9 +341,9 @@ bool hvd_stall_take(struct hvd_engine *engine, const struct hvd_set *set, const 
     if (!stall->book)
         return true;
     if (head->type == HVD_FRAME_WANT && !above) {
-        atomic_fetch_or(&hvd_desk(engine)->wanted, head->round & 7);
+        atomic_fetch_or(&hvd_inbox(engine)->wanted, head->round & 7);
     } else if (head->type == HVD_FRAME_ASK && above) {
-        if (head->round > atomic_load(&hvd_desk(engine)->inquiry)) /* now: accounts from below may come at any time */
+        if (head->round > atomic_load(&hvd_inbox(engine)->inquiry)) /* now: accounts from below may come at any time */
             ask_own_host(engine, head->round);
         say_down(engine, HVD_FRAME_ASK, head->round, NULL, 0);
     } else if (head->type == HVD_FRAME_ACCOUNT && !above) {

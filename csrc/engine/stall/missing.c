@@ -13,7 +13,7 @@
 #define SOON_NS 5000000u /* until the turn is free, an account is there */
 
 /* The finding with this number, unless another one is written over it meanwhile. */
-__attribute__((no_sanitize("thread"))) static bool copy_finding(struct hvd_desk *desk, uint64_t found,
+__attribute__((no_sanitize("thread"))) static bool copy_finding(struct hvd_inbox *desk, uint64_t found,
                                                                 struct hvd_finding *finding)
 {
     const volatile uint32_t *from = (const volatile uint32_t *)(const volatile void *)&desk->finding;
@@ -24,7 +24,7 @@ __attribute__((no_sanitize("thread"))) static bool copy_finding(struct hvd_desk 
 }
 
 /* What the newest finding of this host says of a request. `found`: its number. */
-static bool found_for(struct hvd_desk *desk, const struct hvd_slot *slot, uint32_t word, uint64_t found, char *text,
+static bool found_for(struct hvd_inbox *desk, const struct hvd_slot *slot, uint32_t word, uint64_t found, char *text,
                       size_t text_bytes)
 {
     struct hvd_finding finding;
@@ -52,7 +52,7 @@ int hvd_engine_missing(struct hvd_engine *engine, int64_t handle, int wait_ms, u
         return HVD_OK;
     if (engine->alone || !engine->thread_runs || (word & 3) != HVD_SLOT_BUSY)
         return HVD_AGAIN;
-    struct hvd_desk *desk = hvd_desk(engine);
+    struct hvd_inbox *desk = hvd_inbox(engine);
     uint64_t before = *asked ? *asked - 1 : atomic_load(&desk->inquiry);
     uint64_t until_ns = hvd_now_ns() + (uint64_t)wait_ms * 1000000u;
     while (hvd_now_ns() < until_ns && !atomic_load(&engine->failed) && atomic_load(&slot->word) == word) {
@@ -63,8 +63,8 @@ int hvd_engine_missing(struct hvd_engine *engine, int64_t handle, int wait_ms, u
             before = atomic_load(&desk->inquiry);
         }
         if (atomic_load(&desk->inquiry) <= before)
-            hvd_desk_want(engine, HVD_WANT_ANSWER);
-        if (hvd_desk_leads(engine))
+            hvd_inbox_want(engine, HVD_WANT_ANSWER);
+        if (hvd_inbox_leads(engine))
             hvd_turn_call(engine);
         nanosleep(&(struct timespec){.tv_nsec = SOON_NS}, NULL);
     }

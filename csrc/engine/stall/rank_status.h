@@ -94,7 +94,7 @@ static inline uint64_t hvd_finding_key(uint64_t key, int32_t mark)
 
 /* One on each host, in the control segment; its leader (the first rank there that is not `gone`) writes, but for
  * `wanted`, `gone` and accounts. */
-struct hvd_desk {
+struct hvd_inbox {
     _Atomic uint64_t wanted;  /* HVD_WANT_*: somebody asks for an inquiry */
     _Atomic uint64_t gone;    /* bit i: local rank i has left the job, and its engine does nothing more */
     _Atomic uint64_t inquiry; /* the newest that this host knows of */

@@ -12,7 +12,7 @@
 struct hvd_engine;
 struct hvd_set;
 struct hvd_slot;
-struct hvd_near;
+struct hvd_neighbor;
 struct hvd_frame;
 struct hvd_book; /* of a leader: the accounts that have come */
 
@@ -35,7 +35,7 @@ struct hvd_stall {
     struct hvd_book *book; /* for when it leads */
     /* What neighbor.c does with frames that are no votes; NULL: none may come. Set when the engine opens. */
     bool (*may_come)(const struct hvd_set *set, const struct hvd_frame *head);
-    bool (*take)(struct hvd_engine *engine, const struct hvd_set *set, const struct hvd_near *near,
+    bool (*take)(struct hvd_engine *engine, const struct hvd_set *set, const struct hvd_neighbor *near,
                  const struct hvd_frame *head, const char *body);
 };
 
@@ -46,9 +46,9 @@ uint64_t hvd_stall_since(const struct hvd_engine *engine, const struct hvd_slot 
 int hvd_stall_leader(const struct hvd_engine *engine);
 void hvd_stall_gone(struct hvd_engine *engine, int local);
 /* status_board.c: the desk of this host; does this rank lead there? want: HVD_WANT_* bits for who does. */
-struct hvd_desk *hvd_desk(const struct hvd_engine *engine);
-bool hvd_desk_leads(const struct hvd_engine *engine);
-void hvd_desk_want(struct hvd_engine *engine, uint64_t what);
+struct hvd_inbox *hvd_inbox(const struct hvd_engine *engine);
+bool hvd_inbox_leads(const struct hvd_engine *engine);
+void hvd_inbox_want(struct hvd_engine *engine, uint64_t what);
 /* inquiry.c. open, close: the book. The others by the turn but tell: answer: this rank's account. lead: a leader's
  * part; true: who leads the job has come to an end, and is to tell the user. */
 int hvd_inquiry_open(struct hvd_engine *engine, struct hvd_error *error);
@@ -61,7 +61,7 @@ void hvd_stall_ring(const struct hvd_engine *engine, int local);
 void hvd_stall_look(struct hvd_engine *engine);
 /* By the turn: a frame has come (vote_tree.h) that is for here. may_come: from the head alone. */
 bool hvd_stall_may_come(const struct hvd_set *set, const struct hvd_frame *head);
-bool hvd_stall_take(struct hvd_engine *engine, const struct hvd_set *set, const struct hvd_near *near,
+bool hvd_stall_take(struct hvd_engine *engine, const struct hvd_set *set, const struct hvd_neighbor *near,
                     const struct hvd_frame *head, const char *body);
 #define HVD_STALL_BODY_MAX \
     (sizeof(struct hvd_account) > sizeof(struct hvd_finding) ? sizeof(struct hvd_account) : sizeof(struct hvd_finding))

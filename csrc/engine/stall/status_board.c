@@ -9,19 +9,19 @@
 
 #include <unistd.h>
 
-struct hvd_desk *hvd_desk(const struct hvd_engine *engine)
+struct hvd_inbox *hvd_inbox(const struct hvd_engine *engine)
 {
     return hvd_host_desk(&engine->host);
 }
 
 int hvd_stall_leader(const struct hvd_engine *engine)
 {
-    uint64_t there = ~atomic_load(&hvd_desk(engine)->gone);
+    uint64_t there = ~atomic_load(&hvd_inbox(engine)->gone);
     int first = there ? __builtin_ctzll(there) : 0;
     return first < engine->host.size ? first : 0;
 }
 
-bool hvd_desk_leads(const struct hvd_engine *engine)
+bool hvd_inbox_leads(const struct hvd_engine *engine)
 {
     return engine->host.rank == hvd_stall_leader(engine);
 }
@@ -41,15 +41,15 @@ void hvd_stall_ring(const struct hvd_engine *engine, int local)
 /* The bit comes before the look for who is to be rung, here as in `want`: who leads next misses nothing. */
 void hvd_stall_gone(struct hvd_engine *engine, int local)
 {
-    atomic_fetch_or(&hvd_desk(engine)->gone, (uint64_t)1 << local);
+    atomic_fetch_or(&hvd_inbox(engine)->gone, (uint64_t)1 << local);
     hvd_stall_ring(engine, hvd_stall_leader(engine));
 }
 
 /* Another rank is rung each time: a listener of its (stream_watch.c) may have taken the ring before, and only its
  * engine thread serves this. */
-void hvd_desk_want(struct hvd_engine *engine, uint64_t what)
+void hvd_inbox_want(struct hvd_engine *engine, uint64_t what)
 {
-    atomic_fetch_or(&hvd_desk(engine)->wanted, what);
-    if (!hvd_desk_leads(engine))
+    atomic_fetch_or(&hvd_inbox(engine)->wanted, what);
+    if (!hvd_inbox_leads(engine))
         hvd_stall_ring(engine, hvd_stall_leader(engine));
 }

@@ -18,7 +18,7 @@ static void drop(const int *fd, int count)
             close(fd[i]);
 }
 
-void hvd_wire_drop(const struct hvd_streams *streams, int count)
+void hvd_stream_drop(const struct hvd_streams *streams, int count)
 {
     drop(streams->vote_fd, count);
     drop(streams->tensor_fd, count);
@@ -61,8 +61,8 @@ static int open_link(struct hvd_link *link, int fd, int peer, const unsigned cha
     return keys ? hvd_link_signed.open(link, fd, peer, error) : hvd_link_tcp.open(link, fd, peer, error);
 }
 
-int hvd_wire_open(struct hvd_engine *engine, const struct hvd_streams *streams, bool votes, const int *member, int size,
-                  struct hvd_wires **wires, struct hvd_error *error)
+int hvd_stream_open(struct hvd_engine *engine, const struct hvd_streams *streams, bool votes, const int *member,
+                    int size, struct hvd_wires **wires, struct hvd_error *error)
 {
     const int *fd = votes ? streams->vote_fd : streams->tensor_fd;
     const unsigned char *keys = votes ? streams->vote_keys : streams->tensor_keys;
@@ -90,15 +90,15 @@ int hvd_wire_open(struct hvd_engine *engine, const struct hvd_streams *streams, 
         mine->link[peer] = &mine->of[peer];
     }
     if (code != HVD_OK && mine) {
-        hvd_wire_close(engine, mine);
+        hvd_stream_close(engine, mine);
         mine = NULL;
     }
     *wires = mine;
     return code;
 }
 
-int hvd_wire_open_mpi(struct hvd_engine *engine, uintptr_t comm, const int *member, int size, const int *peers,
-                      int count, struct hvd_wires **wires, struct hvd_error *error)
+int hvd_stream_open_mpi(struct hvd_engine *engine, uintptr_t comm, const int *member, int size, const int *peers,
+                        int count, struct hvd_wires **wires, struct hvd_error *error)
 {
     struct hvd_wires *mine = *wires = new_wires(engine, size, error);
     for (int i = 0; mine && i < count; i++) {
@@ -113,7 +113,7 @@ int hvd_wire_open_mpi(struct hvd_engine *engine, uintptr_t comm, const int *memb
     return mine ? HVD_OK : HVD_ENOMEM;
 }
 
-void hvd_wire_close(struct hvd_engine *engine, struct hvd_wires *wires)
+void hvd_stream_close(struct hvd_engine *engine, struct hvd_wires *wires)
 {
     if (!wires)
         return;
@@ -137,7 +137,7 @@ static void add(struct hvd_link_counts *sum, const struct hvd_wires *wires)
     }
 }
 
-void hvd_wire_count(struct hvd_engine *engine, struct hvd_set *set)
+void hvd_stream_count(struct hvd_engine *engine, struct hvd_set *set)
 {
     struct hvd_link_counts now = {0}, *before = &set->crossed;
     add(&now, set->wires);

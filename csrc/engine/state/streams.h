@@ -30,7 +30,7 @@ struct hvd_wires {
     struct hvd_link **link; /* NULL: none */
 };
 
-static inline struct hvd_streams hvd_wire_of(const struct hvd_options *options)
+static inline struct hvd_streams hvd_stream_of(const struct hvd_options *options)
 {
     return (struct hvd_streams){options->vote_fd, options->tensor_fd, options->vote_keys, options->tensor_keys};
 }
@@ -38,39 +38,39 @@ static inline struct hvd_streams hvd_wire_of(const struct hvd_options *options)
 /* Framework thread, before anybody uses the set. Where there are no streams, *wires == NULL. member: what the ranks are
  * called in the job. votes: those for votes, which are read at all times; else those for tensors. Takes all descriptors
  * over, also where it fails. */
-int hvd_wire_open(struct hvd_engine *engine, const struct hvd_streams *streams, bool votes, const int *member, int size,
-                  struct hvd_wires **wires, struct hvd_error *error);
+int hvd_stream_open(struct hvd_engine *engine, const struct hvd_streams *streams, bool votes, const int *member,
+                    int size, struct hvd_wires **wires, struct hvd_error *error);
 /* The same over MPI, for votes to `count` ranks of the set: comm is the communicator of its members, in their order. */
-int hvd_wire_open_mpi(struct hvd_engine *engine, uintptr_t comm, const int *member, int size, const int *peers,
-                      int count, struct hvd_wires **wires, struct hvd_error *error);
-void hvd_wire_close(struct hvd_engine *engine, struct hvd_wires *wires); /* NULL is fine */
+int hvd_stream_open_mpi(struct hvd_engine *engine, uintptr_t comm, const int *member, int size, const int *peers,
+                        int count, struct hvd_wires **wires, struct hvd_error *error);
+void hvd_stream_close(struct hvd_engine *engine, struct hvd_wires *wires); /* NULL is fine */
 /* Any thread: close what was given to a call that came to nothing. */
-void hvd_wire_drop(const struct hvd_streams *streams, int count);
+void hvd_stream_drop(const struct hvd_streams *streams, int count);
 
 /* By a holder who is about to leave the turn: the engine thread shall wake up when a stream has news for any set. */
-void hvd_wire_watch(struct hvd_engine *engine);
+void hvd_stream_watch(struct hvd_engine *engine);
 /* One breath of a holder that cannot get on, at *since_ns for the first time (0: now): looks again at once, or, asleep,
  * sleeps until a stream or a peer on this host has news. False: give the turn back. */
-bool hvd_wire_listen(struct hvd_engine *engine, bool asleep, uint64_t *since_ns,
-                     bool (*look)(struct hvd_engine *engine));
+bool hvd_stream_listen(struct hvd_engine *engine, bool asleep, uint64_t *since_ns,
+                       bool (*look)(struct hvd_engine *engine));
 /* wake.c. Any thread, before it rings, or leaves the turn so as to be rung: the engine thread hears its bell again.
  * mask: does it hear it? asleep_word: on which this rank's sleepers wait. */
-void hvd_wire_give_bell(struct hvd_engine *engine);
+void hvd_stream_give_bell(struct hvd_engine *engine);
 void hvd_mask_bell(struct hvd_engine *engine, bool masked);
 _Atomic uint32_t *hvd_asleep_word(struct hvd_engine *engine);
 /* By the turn: add to the engine's counters what has crossed the set's links since the last time. */
-void hvd_wire_count(struct hvd_engine *engine, struct hvd_set *set);
+void hvd_stream_count(struct hvd_engine *engine, struct hvd_set *set);
 /* Any thread: what has crossed between this rank and that one, in the set of this number: tensors and votes. 1, 0: no
  * stream of this rank leads there, or HVD_ESTATE: the engine has stopped. */
-int hvd_wire_counts(struct hvd_engine *engine, int number, int peer, struct hvd_link_counts *counts);
+int hvd_stream_counts(struct hvd_engine *engine, int number, int peer, struct hvd_link_counts *counts);
 /* By the engine thread: epoll has spoken for this descriptor, once. */
-void hvd_wire_heard(struct hvd_engine *engine, int fd);
+void hvd_stream_heard(struct hvd_engine *engine, int fd);
 /* By a rank that ends, before its streams are closed: returns when all that it has sent has arrived, or after the
  * time for leaving. */
-void hvd_wire_settle(struct hvd_engine *engine, int timeout_ms);
+void hvd_stream_settle(struct hvd_engine *engine, int timeout_ms);
 /* At the engine's end, when all streams are closed. */
-void hvd_wire_end(struct hvd_engine *engine);
+void hvd_stream_end(struct hvd_engine *engine);
 /* In a forked child. Async-signal-safe. */
-void hvd_wire_close_in_child(struct hvd_engine *engine);
+void hvd_stream_close_in_child(struct hvd_engine *engine);
 
 #endif

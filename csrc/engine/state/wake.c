@@ -27,7 +27,7 @@ void hvd_mask_bell(struct hvd_engine *engine, bool masked)
     pthread_mutex_unlock(&engine->bell_lock);
 }
 
-void hvd_wire_give_bell(struct hvd_engine *engine)
+void hvd_stream_give_bell(struct hvd_engine *engine)
 {
     if (atomic_load_explicit(&engine->bell_masked, memory_order_relaxed))
         hvd_mask_bell(engine, false);
@@ -36,7 +36,7 @@ void hvd_wire_give_bell(struct hvd_engine *engine)
 void hvd_turn_ring(struct hvd_engine *engine)
 {
     uint64_t one = 1;
-    hvd_wire_give_bell(engine);
+    hvd_stream_give_bell(engine);
     ssize_t written = engine->thread_runs ? write(engine->bell, &one, sizeof one) : 0;
     (void)written; /* EAGAIN: it is ringing already */
 }

@@ -31,7 +31,7 @@ from . import backward_pass as passes
 from .aliasing import take_over
 from .failed_backward import VOID, Mark, Skipping, Skips, apart, missing, nothing_to_step_with, settle, skip, told
 from .gradient_codec import Flight, Wire
-from .gradient_memory import Places
+from .gradient_memory import Placement
 from .grouping import Carrier, EachAlone
 from .hooks import Hooks, Now
 from .missed_step import Untaken, parted
@@ -62,7 +62,7 @@ class Exchange(Skipping):
         self._task, self._pass, self._nested = -1, -1, False
         self._plain = True  # in this round no gradient needed a guard
         self._first_pass = False  # the next pass is the first of a step, and not of all
-        self.places = Places()
+        self.places = Placement()
         self.failed: list[passes.Participant] | None = None  # a pass with an exception has reached these
         self.skips = Skips()
         self.behind: str | None = None  # by an exception: why this rank may not take the step that the others take
