@@ -1,4 +1,4 @@
-"""How does PyTorch find backend "hvdlite"? An entry point calls `register` whenever torch is imported (2.5 and later).
+"""Backend "hvdlite" for PyTorch: an entry point calls `register` whenever torch is imported (2.5 and later).
 
 With it comes a way to meet, init_method="hvdlite://", for jobs that hvd.init() understands and env:// does not.
 

@@ -1,4 +1,4 @@
-"""How do worker processes of a Dask cluster become the ranks of a job?
+"""Run a job on the workers of a Dask cluster: each worker process becomes a rank.
 
     from hvdlite.dask import run
     accuracies = run(client, train, args=(config,), num_proc=4)  # train() calls hvd.init()

@@ -1,4 +1,4 @@
-"""Do the ranks meet? `hvdlite-run -np 2 python -m hvdlite.hello` prints one line from each of them.
+"""Smoke test: `hvdlite-run -np 2 python -m hvdlite.hello` prints one line from each rank.
 
 It needs no framework: the ranks meet, add one number and leave. Each line names the rank, the size of the job and the
 host, so the same command shows which hosts of a cluster take part.

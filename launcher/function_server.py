@@ -1,4 +1,4 @@
-"""How does a function come to the ranks, and what it returns back to who called `run`? Over this desk.
+"""Function server: a function goes to the ranks, and its results return to the caller of `hvdlite.run`.
 
 The process that calls hvdlite.run listens here, at one address: loopback, or the one that the job's other hosts reach.
 Each rank (hvdlite/executors/worker.py) connects once, proves a key that was made for this call alone (the handshake of

@@ -1,4 +1,4 @@
-"""What happens between the command line and the exit code? One job: its store, its agents, its ranks, its end.
+"""One job from the command line to the exit code: its store, its agents, its ranks, its end.
 
 The loop below has four sources of news and no other place to sleep: each host's agent (its control stream: ranks
 started, ended; its output stream), the sessions that brought agents to other hosts, the store (abort records), and

@@ -1,4 +1,4 @@
-"""What do the flags of output ask for? Flags in, a plan.Look out.
+"""Flags of output: words of the command line in, a plan.Look out.
 
 Whose output is shown, whether lines that ranks say alike are folded, JSON, and how large an output file may become: all
 is checked before anything starts. Colours are for terminals that can show them, and not where NO_COLOR is set. Files

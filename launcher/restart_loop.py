@@ -1,4 +1,4 @@
-"""How often is a job tried? Once, and `--max-restarts` times more while it fails by itself.
+"""Restarts: run a job once, and `--max-restarts` times more while it fails by itself.
 
 Each attempt is a whole job (job.py): new agents on all hosts, a new store, a new secret, the same command. That is all
 that a program needs which goes on from its last checkpoint, and all that can be had while the number of ranks stays.

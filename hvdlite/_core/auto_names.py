@@ -1,4 +1,4 @@
-"""What stands for the names of collectives that have none? The same numbers on all ranks.
+"""Names of collectives that the caller does not name: the same numbers on all ranks.
 
 Unnamed collectives are matched by their order: each has the number of those of its kind that were submitted before it
 in its process set. A group needs a number that its members have in common: of its name, else likewise.

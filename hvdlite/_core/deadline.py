@@ -1,4 +1,4 @@
-"""A caller's own limit of time: how long does he wait for one collective, and what does he hear when that is over?
+"""Time limit of one collective that the caller sets: when it is over, and the error that it raises then.
 
 Nothing is taken back by it. A collective that ranks have voted for cannot be withdrawn on one of them: it goes on, its
 memory stays the core's, and whoever holds it may wait again. So the limit ends a call and not the job, and from then on

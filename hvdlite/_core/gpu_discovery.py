@@ -1,4 +1,4 @@
-"""Which files are CUDA's driver and NCCL for the core, and which versions are they? Found when somebody asks.
+"""Discovery of CUDA's driver and NCCL for the core, and their versions, at the first use.
 
 A framework brings an NCCL, and a process must not hold two. Where the framework is linked with it, it is loaded
 already; where it is not, its file lies in a package of its own, and the core is told which. HVDLITE_NCCL_LIBRARY and

@@ -1,4 +1,4 @@
-"""What keeps tensor memory alive while the core works on it, whatever happens in Python meanwhile?
+"""References that keep tensor memory alive while the core works on it, whatever happens in Python meanwhile.
 
 A `Flight`. It exists before the call that starts something, holds what the core may touch, and the core writes the
 handle into it: a signal handler may raise between any two lines of Python, right after the call, too, and then nobody

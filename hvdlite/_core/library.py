@@ -1,4 +1,4 @@
-"""What is in the compiled core, and what does a code of it mean? Tables, errors, topology, process sets, settings.
+"""Tables of the compiled core: error codes, topology, process sets, settings.
 
 No layout of a struct and no number of a dtype is repeated in Python: cffi has them from the header, and the tables are
 asked for here, once, at import. A code of the core becomes an exception in `error_for`, in words that scripts

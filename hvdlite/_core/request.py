@@ -1,4 +1,4 @@
-"""How is a request handed over, and how does a thread wait for it?
+"""Requests: submit one to the core, and wait for its result.
 
 A training loop asks for the same again and again. So what a call says but for its memory is a `Request`, made once
 and kept; handing it over is one call of the core (`start`), waiting for it is one, and a synchronous collective is one

@@ -1,4 +1,4 @@
-"""Where does this rank's Python stand? Asked by the core, when others wait for it
+"""Python stack of this rank, for the report of a stalled collective. Asked by the core, when others wait for it
 (csrc/engine/lifecycle/stall_clock.c).
 
 faulthandler writes the stack of a thread from a signal handler: it needs neither the GIL nor a Python that gets on. It

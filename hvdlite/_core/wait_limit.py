@@ -1,4 +1,4 @@
-"""How long does a thread wait for a collective, if all else fails?
+"""Bound on how long a thread waits for a collective when nothing else ends the wait.
 
 HVDLITE_COLLECTIVE_TIMEOUT is the core's to keep (csrc/engine/lifecycle/stall_clock.c): it ends the job with a text that
 says who was missing, whether anybody waits or not. Should the core itself not get on, whoever waits in Python loses

@@ -1,4 +1,4 @@
-"""How does a second name of a module come about? A finder that is asked before all others about `horovod` and below.
+"""Import finder for `horovod` and the modules below it, asked before all others.
 
 For a row of the table it makes an empty package and fills it with the names of our modules; for a row of SAME it hands
 out our module itself, and for one of HOLLOW an empty one whose names raise when they are called. Anything else below

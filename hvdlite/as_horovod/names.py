@@ -1,4 +1,4 @@
-"""Which module of ours answers for which of Horovod's? The table, and what is missing from it and why.
+"""Table of Horovod's modules and the modules of hvdlite that replace them; what is missing, and why.
 
 A row gives the modules whose public names the alias shows, the first that has a name winning. Rows of SAME are our very
 module under a second name, so that what a test or a script sets there (a registry, a patch) is seen by our code.

@@ -1,4 +1,4 @@
-"""Which of a few settings makes steps shorter, told from few and noisy times? Pure: no clock, no file, no engine.
+"""Search for the settings with the shortest steps from few, noisy times. Pure: no clock, no file, no engine.
 
 `search` asks for one sample after the other (it yields a setting and is sent the milliseconds of a step under it) and
 returns a Verdict. First all settings are measured by turns, in rounds that begin with another one each time; the best

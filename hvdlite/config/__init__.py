@@ -1,4 +1,4 @@
-"""What do environment and flags say about the options? Reads and checks them, by the table in options.py.
+"""Options read from the environment and flags, and checked against the table in options.py.
 
 This is the only file that reads os.environ. It uses the standard library alone and imports quickly, because the
 launcher takes its flags from it. Values are checked when they are read (at init, never at import): a value that cannot

@@ -1,4 +1,4 @@
-"""Which variables of Horovod have no effect here, and why?
+"""Variables of Horovod that have no effect here, and why.
 
 A rank that finds one of them in its environment says so, once a job (__init__.py): a setting that is passed over in
 silence is a lie. Some need no successor, because what they asked for happens anyway or is chosen at run time; others

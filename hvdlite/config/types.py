@@ -1,4 +1,4 @@
-"""What is an option? A row's fields, the types that its text may be of, and how a wrong one is called.
+"""Types of options: the fields of a row, the texts that it accepts, and the error for a wrong one.
 
 The rows themselves are in options.py. A type is a function from text to a value that raises ValueError; WANTED says in
 words what each takes, for the error. Some take words of their own: a key, a job's number, a signal, what a message

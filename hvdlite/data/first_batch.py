@@ -1,5 +1,5 @@
-"""Do all ranks read the same data? The commonest mistake: nobody sharded, every rank trains on everything, and nothing
-fails; the job is only no faster than one process.
+"""Check that ranks read different data. The commonest mistake: nobody sharded, every rank trains on everything, and
+nothing fails; the job is only no faster than one process.
 
 A FirstBatch looks at the first sample (or batch) that this rank is given and compares its digest with the other ranks',
 once: one small allgather. If all are identical on several ranks, every rank's data is very likely the same, and rank 0

@@ -1,4 +1,4 @@
-"""Which rows of an array, whatever library it is of? Arrays are known by what they have: a shape, a dtype, an index.
+"""Rows of an array of any library, recognized by shape, dtype and indexing.
 
 Most slice, and take an array of row numbers. Frames of pandas are indexed by place (iloc), since [] means labels.
 Sparse tensors of torch and tensors of TensorFlow select by a function of their own. What cannot give rows is refused

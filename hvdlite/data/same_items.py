@@ -1,5 +1,6 @@
-"""Have all ranks the same data in the same order? Each rank deals for itself, so where orders differ (files as a folder
-lists them, a shuffle with a seed of one's own) some samples go to two ranks and others to none, and nothing fails.
+"""Check that all ranks hold the same data in the same order. Each rank deals for itself, so where orders differ (files
+as a folder lists them, a shuffle with a seed of one's own) some samples go to two ranks and others to none, and nothing
+fails.
 
 With check=True the ranks compare the length and digests of the first items, before these are dealt: one small
 allgather. Digests are of arrays' bytes, and of the pickles of all else, without addresses.

@@ -1,4 +1,4 @@
-"""Which part of the data is this rank's?
+"""Sharding: the part of the data that this rank reads.
 
 One function for all kinds of data: what has a length and can be indexed is seen through a view that knows this rank's
 indices; arrays are sliced; what can only be iterated is dealt out as it comes.

@@ -1,4 +1,4 @@
-"""How do a DataLoader's workers, which are other processes, see the number that set_epoch writes?
+"""Epoch number shared between set_epoch and the worker processes of a DataLoader.
 
 It lies in memory of its own (a memfd): workers that are forked have it already, and those that are spawned get it as
 they start. It needs no /dev/shm, which may be full or read-only.

@@ -1,4 +1,4 @@
-"""How long does a training loop wait for its data? The time inside `next`, which `hvd.stats()` shows.
+"""Time that a training loop waits for its data: the time inside `next`, which `hvd.stats()` shows.
 
 It is measured where the loop itself waits, in the process that trains: what workers do meanwhile is theirs. Loaders of
 hvdlite do it by themselves; around others, such as torch's DataLoader, stands a `timer`. Two looks at the clock and a

@@ -1,4 +1,4 @@
-"""What must training keep in memory, so that it goes on when ranks come and go? The part without a framework.
+"""Elastic training without a framework: state in memory, its commits, the loop around the training function.
 
 A State is saved (committed) every so often, restored when a collective has failed, and synchronized from rank 0
 whenever the ranks have changed. `run_fn` makes a training function that does so. The names and the order of calls are

@@ -1,4 +1,4 @@
-"""How does the state of training survive the end of a job? As one file, which is replaced as a whole and checked.
+"""Checkpoint of an elastic state: one file, replaced as a whole and verified when it is read.
 
 A file is written beside the old one, brought to the disk, and renamed: whatever happens meanwhile, one of the two is
 there, and whole. Its head holds the length and the SHA-256 of what follows, a pickle; a file that was cut or changed

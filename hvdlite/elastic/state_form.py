@@ -1,4 +1,4 @@
-"""Is the state of each rank, and that of a file, made of the same parts? What differs could not be synchronized.
+"""Check that the state of each rank, and that of a file, has the same parts; others could not be synchronized.
 
 A form is what a State is made of: kinds by name. Ranks compare theirs, and which training function of the script they
 are in, before anything is sent: a rank with one part more would wait for a collective that no other rank begins.

@@ -1,4 +1,4 @@
-"""What does HVD301 mean? The codes that errors and warnings end with, read from ERRORS.md, which lies beside this file.
+"""Catalogue of the codes that errors and warnings end with, read from ERRORS.md in the folder above.
 
 ERRORS.md is the one place where codes are written: a section for each code with its title, what raises it, cause and
 remedy. `hvdlite-run --explain HVD301`, or with a pasted message, prints a section; `make -C tests codes` writes

@@ -1,4 +1,4 @@
-"""Which code does a text end with? The few lines that errors and warnings need of the catalogue.
+"""Codes at the end of texts: add one, read one. All that errors and warnings need of the catalogue.
 
 Every trouble that hvdlite tells ends with its code, `... [HVD301]`, which stands in hvdlite/ERRORS.md with its cause
 and its remedy. Most texts have it written at their end; `coded` is for those that may end with one already, as they

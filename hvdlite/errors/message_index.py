@@ -1,4 +1,4 @@
-"""Which messages can hvdlite print, and which of them is meant? For a message that has lost its code.
+"""Index of all messages of hvdlite, to find the code of a text that has lost it.
 
 The messages are read from what is installed: literal texts that end with a code, in the sources beside this file, and
 those of the core in its libraries. `nearest` compares words: a message counts by the share of its words that the given

@@ -1,4 +1,4 @@
-"""How are the numbers of ranks shown in a text? As runs: `0-2, 5`.
+"""Numbers of ranks in texts, as ranges: `0-2, 5`.
 
 Messages of the launcher and of ranks name the same ranks in the same way; a job has more of them than a line has room.
 """

@@ -1,4 +1,4 @@
-"""Where does a warning of hvdlite point? At the user's line: the nearest one outside of hvdlite and its frameworks.
+"""Warnings that point at the user's line: the nearest frame outside of hvdlite and its frameworks.
 
 Frameworks are told by the first part of a module's name, so it does not matter where they are installed.
 A fixed stacklevel cannot do this: the same warning comes from `step()`, a hook of autograd and a callback of Keras.

@@ -1,4 +1,4 @@
-"""How does a worker of Ray, Spark or Dask become a rank, and how does its driver hear how the job went?
+"""Driver of a job on the workers of Ray, Spark or Dask: ranks for the workers, results and errors back.
 
 In the driver, `Meeting` keeps the store that hvdlite-run keeps (launcher/store/server.py), in a thread, and makes the
 environment of each rank. In the worker, `made` puts that environment in place, calls the user's function, and tells the

@@ -1,4 +1,4 @@
-"""`hvdlite.run(function, args, num_proc=4)`: how is a job started from Python, and how does what it makes come back?
+"""`hvdlite.run(function, args, num_proc=4)`: start a job from Python and return the results of its ranks.
 
 From a script, an interpreter or a notebook, on this host or on others. The launcher runs as a process of its own
 (launcher/parent_death.py), because it needs one thread and all signals; what it and the ranks print is passed on to

@@ -1,4 +1,4 @@
-"""What does a rank of hvdlite.run do? It fetches the call, makes it, and hands in what came of it.
+"""A rank of hvdlite.run: fetch the call, run it, return its result.
 
     hvdlite.executors.worker ADDRESS PORT
 

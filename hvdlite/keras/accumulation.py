@@ -1,4 +1,4 @@
-"""How are gradients of several backward passes added up in Keras 3, on each of its backends?
+"""Gradient accumulation over several backward passes in Keras 3, on each of its backends.
 
 Each call adds every variable's gradient to a sum of its own; every n-th call reduces the sums over the ranks, applies
 the averages and makes the sums zero. A call may bring other variables than the one before, or the same in another

@@ -1,4 +1,4 @@
-"""How does a window of several passes outlive its process? What has been added up is in the model's file.
+"""Checkpoint of unfinished gradient accumulation: the sums are saved in the model's file.
 
 The sums are this rank's alone until the window ends, so they are no variables of the optimizer: those are sent from
 rank 0 to all, and a plain optimizer, which a file must open as, refuses a state that is longer than its own. Keras

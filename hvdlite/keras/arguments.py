@@ -1,4 +1,4 @@
-"""Is what an optimizer, a tape, a layer or a callback was told what it can be?
+"""Checks of the arguments of optimizers, tapes, layers and callbacks.
 
 Asked when it is made, and by all of them here, for every backend of Keras: later the error would come out of fit, from
 the middle of a step, on whichever rank is there first, and would speak of an attribute that an int does not have.

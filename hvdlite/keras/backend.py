@@ -1,4 +1,4 @@
-"""Which Keras is this, and who reduces its tensors? Keras 3 runs on TensorFlow, PyTorch or JAX, one per process.
+"""The backend of this Keras, and the adapter that reduces its tensors: TensorFlow or PyTorch, one per process.
 
 Whatever is said in this package about Keras is said here: which module it is (Keras 3, or tf_keras where
 TF_USE_LEGACY_KERAS asks for it), which backend it runs on, and what of hvdlite serves that. The adapter is imported

@@ -1,4 +1,4 @@
-"""What is a copy of a distributed optimizer, or of a model with one? One that was told the same.
+"""Copies of a distributed optimizer, or of a model that has one, with the same arguments.
 
 Copies would be plain, and train without a word on each rank alone: Keras copies (copy.copy, copy.deepcopy and pickle;
 models, too) by way of its files, which hold the plain optimizer on purpose. So what Keras makes of the optimizer that

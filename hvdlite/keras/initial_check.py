@@ -1,5 +1,5 @@
-"""Do the ranks of a Keras optimizer train the same model, each with data of its own? A broadcast that was forgotten,
-weights that one rank loads later and a forgotten shard show in nothing but the result.
+"""Check that the ranks of a Keras optimizer train the same model, each with data of its own. A broadcast that was
+forgotten, weights that one rank loads later and a forgotten shard show in nothing but the result.
 
 So in some rounds of averages the ranks compare a digest of the variables and of the optimizer's variables: in the
 rounds 1, 2, 4, 8 and so on. If they differ, they compare again in the next round: BroadcastGlobalVariablesCallback does

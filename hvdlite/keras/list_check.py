@@ -1,4 +1,4 @@
-"""Have all ranks the same list of tensors? Asked before tensors travel by their places in one.
+"""Check that all ranks have the same list of tensors, before tensors are sent by their index in it.
 
 Where an optimizer is built on one rank only, its list of variables is longer there; where a layer is frozen on one rank
 only, its list of gradients is shorter. The collectives of the others would wait for ever for names that nobody else

@@ -1,4 +1,4 @@
-"""What is a variable called on every rank? By the last part of the name that Keras gave it, without numbers.
+"""Names of variables that agree on all ranks: the last part of Keras's name, without numbers.
 
 Keras numbers layers of one class in the order in which a process makes them, and a layer's path depends on how it was
 built: the kernel that is `time_distributed_1/dense_3/kernel` where a model was made is `dense/kernel` where it was

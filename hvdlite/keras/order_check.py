@@ -1,4 +1,4 @@
-"""Are the variables of all ranks in the same order? Asked before values travel by their places in a list.
+"""Check that the variables of all ranks are in the same order, before values are sent by index.
 
 Layers that are made in a loop over a set come in another order in each process. Where their shapes agree, a rank would
 get the value of another variable. Names tell: it is an error if all ranks have the same names in different orders.

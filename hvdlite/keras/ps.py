@@ -1,4 +1,4 @@
-"""How does a Keras model look up rows of a table that lies on servers? By a layer, and a callback that ends steps.
+"""Embedding layer on a parameter-server table for Keras, and the callback that ends its steps.
 
     table = hvd.ps.Table("users", rows=50_000_000, dim=64, optimizer=hvd.ps.Adagrad(lr=0.05))
     model = keras.Sequential([keras.Input((4,), dtype="int64"), hvd.ps.Embedding(table), ...])

@@ -1,4 +1,4 @@
-"""How is a saved model opened so that its optimizer is distributed again, with its state?
+"""Load a saved model so that its optimizer is distributed again and keeps its state.
 
 Saving needs nothing: a distributed optimizer is written as the one that it was made of. `load_model` opens the file as
 Keras does and puts the optimizer, state and all, into a distributed one. Who gives a function that makes the optimizer

@@ -1,4 +1,4 @@
-"""Does each rank train for itself? What the callbacks see of a model without a DistributedOptimizer, or without data.
+"""Warnings for a model without a DistributedOptimizer, or without sharded data, from the callbacks.
 
 Ranks whose gradients nothing averages have different weights soon after they had the same. Those that average only
 every few batches have, too. So ranks compare twice, and it counts what they send in between: a loop that averages does

@@ -1,4 +1,4 @@
-"""How does a model with a distributed optimizer stay out of XLA, which knows no collective of ours?
+"""Keep a model with a distributed optimizer out of XLA, which has no collective of hvdlite.
 
 Where Keras would choose XLA by itself (jit_compile="auto" does on a GPU), such a model runs without; jit_compile=True
 is an error that says so. Whether a model has such an optimizer is not always known when it is compiled: a model of

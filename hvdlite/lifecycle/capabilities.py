@@ -1,4 +1,4 @@
-"""What is this hvdlite made of? Horovod's questions about itself, answered truthfully.
+"""Capabilities of this build, under the names of Horovod: `mpi_built()`, `nccl_built()` and the like.
 
 Scripts branch on these answers: is there a transport without MPI, may GPU tensors be reduced, do two libraries share
 MPI. So they say what works in this process now, not what a compiler once saw. Horovod's built-in transport is Gloo;

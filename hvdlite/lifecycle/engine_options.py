@@ -1,4 +1,4 @@
-"""What is the core given when it starts? The one place where options, place and streams become `struct hvd_options`.
+"""Options of the core at its start: `struct hvd_options`, from settings, rank assignment and streams.
 
 Python checks nothing here that the core checks; it translates. Texts and rows of numbers are lent to the core for the
 call of hvd_init alone and must live as long, which is why they are handed out beside the struct. Descriptors are given

@@ -1,4 +1,4 @@
-"""How does a process become a rank, and how does it stop being one?
+"""init and shutdown: a process becomes a rank, and stops being one.
 
 `init` finds this process's place, meets the others and starts the engine; `shutdown` leaves by agreement. A script that
 simply ends leaves as well (atexit). One that ends badly aborts instead, so that every other rank raises an error that

@@ -1,4 +1,4 @@
-"""In which ways does a rank fail in Python, and what do the others hear of it?
+"""Uncaught exceptions: every way in which a rank fails in Python, and the report to the other ranks.
 
 The first failure of a job is the cause that every rank raises, so it has to be said by the rank that it happened to,
 in one line: `rank 1 raised ValueError: boom (train.py:12)`. Three ways lead out of a script, and only two of them pass

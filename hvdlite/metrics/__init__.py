@@ -1,4 +1,4 @@
-"""What does training cost, while it runs? Counted by the core all the time, step by step; read when somebody asks.
+"""Costs of training, counted by the core step by step: `hvd.stats()`, `hvd.report()` and their relatives.
 
     hvd.stats()                      numbers of this rank, as a dict
     hvd.report()                     the same for a human: printed, and returned as a text

@@ -1,4 +1,4 @@
-"""How do all ranks' numbers come to rank 0 while they train? Every two seconds by a small collective nobody waits for.
+"""Aggregation of all ranks' counts on rank 0: a small collective every two seconds that no step waits for.
 
 A thread of each rank, which is there only if HVDLITE_METRICS_PORT asks for it, submits an alltoall in which only rank 0
 gets something, and looks later whether it is over; only then it submits the next. So ranks meet one by one, whatever

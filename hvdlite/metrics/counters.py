@@ -1,4 +1,4 @@
-"""What has the core done so far? `counters`: its own counts since init, the bytes and messages of its links among them.
+"""Counters of the core since init, those of its links included.
 
 The core keeps the list (csrc/engine/engine.h); a count that is added there is told here. Counts only grow, and begin
 anew with each life of a job. They cost nothing to read: what is asked twice and subtracted is what a part of a script

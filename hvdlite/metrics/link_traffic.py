@@ -1,4 +1,4 @@
-"""What has crossed between this rank and others? The counts that each stream of the core keeps, for users.
+"""Traffic between this rank and others: the counts of each stream of the core.
 
 The core adds them up while it moves bytes; asking takes the engine's turn for a moment, so the four numbers of a rank
 belong together.

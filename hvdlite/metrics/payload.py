@@ -1,4 +1,4 @@
-"""What does a rank send to rank 0 for the job's port? Its counts since init, and when it arrived in its last steps.
+"""Payload of a rank for the metrics of the job: its counts since init and its arrival in the last steps.
 
 It is JSON, in bytes padded to whole kilobytes: the core remembers requests by their sizes, and a new size each time
 would push out what it knows of the training's own. Nothing of what is received is believed without a look: ranks of a

@@ -1,4 +1,4 @@
-"""What does a human read of the numbers? `hvd.report()`: a line for each thing that a step is made of.
+"""Text of `hvd.report()`: a line for each part of a step.
 
 The dict of `hvd.stats()` in, lines out; nothing is measured or asked here. Milliseconds stand under each other, so that
 the largest part of a step is seen at a glance; what is not known has no line. Ranks that are late come first, those

@@ -1,4 +1,4 @@
-"""What of the last steps does hvd.StepLogger send to a tracker? What they cost here, and who was late in them.
+"""Points that hvd.StepLogger sends to a tracker: the costs of the last steps, and the ranks that were late.
 
 hvd.stats() looks back over 511 steps; a chart over time wants those since its last point. So this takes just these, and
 all ranks send when they had submitted what each of them needed: 16 bytes a step.

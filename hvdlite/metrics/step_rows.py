@@ -1,5 +1,4 @@
-"""What does the core know of training steps? Its rows of counts (csrc/engine/flight_recorder/step_costs.h), read once
-each and kept.
+"""Rows of the core for training steps (csrc/engine/flight_recorder/step_costs.h), each read once and kept.
 
 The core tells what stands where in a row (`hvd_step_name`), so nothing of its layout is repeated here. All counts of a
 row are since init; a `Step` is the difference to the row before. The core keeps the last 512 rows and so does this

@@ -1,4 +1,4 @@
-"""Who is late? From when each rank had submitted what a step needs, on one clock, to how often it was the last.
+"""Stragglers: from the time at which each rank had submitted a step, to how often it was the last.
 
 Lateness of a rank in a step is how much later it arrived than the first rank. A step counts if every rank has been
 heard of; ranks' steps are the same by their numbers, because each counts its own from init on.

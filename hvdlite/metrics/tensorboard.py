@@ -1,4 +1,4 @@
-"""Which of the numbers are drawn over time? Those of steps, under names with slashes, for TensorBoard and its like.
+"""Scalars of steps, under names with slashes, for TensorBoard and its like.
 
 A group of numbers becomes a group of charts: step_ms/p50, bytes/shm. What is not known is left out, and comes when it
 is. Totals are not among them: their charts only rise.

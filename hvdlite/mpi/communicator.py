@@ -1,4 +1,4 @@
-"""Which ranks of the job are the members of an mpi4py communicator? For process sets that are given as one.
+"""Ranks of an mpi4py communicator, for process sets that are given as one.
 
 Each rank gives a communicator of its own: after a Split some ranks give one half and the others the other half, and one
 that is in none gives COMM_NULL. So one call makes as many sets as there are different communicators, on all ranks; a

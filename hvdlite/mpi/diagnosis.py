@@ -1,4 +1,4 @@
-"""MPI waits without end for ranks that do not come, or that it cannot reach. What is said then, and who says it?
+"""Diagnosis of an MPI that waits without end for ranks that do not come or cannot be reached.
 
 `advice` is the pure part: what to try, by the kind of MPI and the networks of this host. `limited` goes around
 MPI_Init, which can be neither interrupted nor given a limit, and in which Open MPI waits for every rank of the job: a

@@ -1,4 +1,4 @@
-"""What does Hydra hear of a rank that raises before MPI_Init?
+"""Report to Hydra when a rank raises before MPI_Init.
 
 Hydra (of MPICH and Intel MPI) takes an exit before MPI_Init for an end like any other; the others wait for that rank.
 Those of its host see that it has gone (diagnosis.py); those of other hosts cannot. So the rank says it itself, by the

@@ -1,4 +1,4 @@
-"""Who hears why a job ends whose ranks meet over MPI? The agent of each rank, if `hvdlite-run --mpi` has started it.
+"""Reports of ranks that use MPI to the agent of `hvdlite-run --mpi`: why the job ends.
 
 Such ranks have no connection to the launcher's store, over which others tell it who was first to fail, and why. Without
 that word the launcher would take whoever ends first for the culprit, and those who have just been told of a failure end

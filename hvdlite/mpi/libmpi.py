@@ -1,4 +1,4 @@
-"""Which libmpi is the one? Found by name when it is needed; the pure part makes the list, `load` tries it in order.
+"""Search for libmpi by name at run time; the pure part makes the list, `load` tries it in order.
 
     HVDLITE_MPI_LIBRARY         and nothing else, if it is set
     mpi4py's, if the script has imported it: a second MPI beside it would be another world

@@ -1,4 +1,4 @@
-"""How do ranks meet over MPI? A World is what the launcher's store is otherwise: who is here, and an allgather.
+"""Rendezvous over MPI: a World has the ranks and the allgather that the launcher's store has otherwise.
 
 `open_world` loads MPI, starts it if nobody has, checks that its world is the one the environment tells of, and makes a
 communicator of its own, so that no message of ours meets one of the script's. Everything later is agreed over that:

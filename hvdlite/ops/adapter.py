@@ -1,4 +1,4 @@
-"""What must a framework tell about its tensors, so that every collective works on them?
+"""Protocol of a framework's tensors: what every collective needs to know about them.
 
 An Adapter answers a handful of questions; `ops` makes all collectives from the answers. It knows nothing of ranks,
 names or handles. A new framework is one such class and its optimizer hook.

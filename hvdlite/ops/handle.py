@@ -1,4 +1,4 @@
-"""What does a caller hold while a collective is under way? A Handle: opaque, hashable, good for `poll`, `synchronize`.
+"""Handle of a collective in flight: opaque, hashable, accepted by `poll` and `synchronize`.
 
 A handle owns the requests of one call (one, or as many as a group has members) and knows how their results become what
 the caller gets. It keeps every tensor alive that the core may touch. Unlike Horovod's it may be synchronized again, and

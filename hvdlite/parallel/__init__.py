@@ -1,4 +1,4 @@
-"""How does one train a model that does not fit one process? `from hvdlite import parallel`.
+"""Pipeline and tensor parallelism for models that do not fit one process: `from hvdlite import parallel`.
 
 A pipeline cuts a model's layers into stages, one rank (or group of ranks) each; tensor parallelism cuts a layer's
 weights over ranks. Both take their ranks from an axis of a `hvd.Mesh`, and a third axis stays for data parallelism:

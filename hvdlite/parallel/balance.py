@@ -1,4 +1,4 @@
-"""Which layers go to which stage? The cut that makes the slowest stage fastest, found exactly.
+"""Balance of stages: the cut of the layers that makes the slowest stage fastest, found exactly.
 
 A pipeline goes at the pace of its slowest stage. `partition` looks at every cut that could be best (dynamic programming
 over stages and layers), so no stage is left empty where a rule of thumb would do so, and a limit of memory is respected

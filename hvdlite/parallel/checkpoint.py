@@ -1,4 +1,4 @@
-"""How does a pipeline go on after a resume as if it had never stopped? All that its next step reads, in two forms.
+"""Checkpoint of a pipeline: all that its next step reads, in two forms.
 
 The part of a rank has what lies there, and fits the same layout only. The whole has the names of one process, on one
 rank, and fits any layout. Both are the names of state.py, and beside them:

@@ -1,4 +1,4 @@
-"""Which values may a checkpoint hold beside its tensors, and how do ranks agree on what they hold?
+"""Plain values in a checkpoint, beside its tensors, and the agreement of ranks on them.
 
 Numbers, texts, None, tensors, and lists, tuples and dictionaries of them: what torch.load(weights_only=True) reads.
 Anything else is refused with its place, or it would be missing in silence after a resume. They are copied, since a

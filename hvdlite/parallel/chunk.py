@@ -1,4 +1,4 @@
-"""How does a micro-batch pass through layers that lie next to each other? Forward, and backward some time later.
+"""Forward and backward of one micro-batch through adjacent layers.
 
     forward   take the input from the chunk before (or from x), compute, send copies of the output on
     backward  take its gradient from the chunk behind, backward, send the input's gradient back

@@ -1,4 +1,4 @@
-"""How does a schedule look? A table for a terminal and a picture (SVG), both from lists of actions and their timeline.
+"""Drawings of a schedule: a table for a terminal and a picture (SVG), from actions and their timeline.
 
     stage 0  F0 F1 .  .  B0--- .  B1---|
     stage 1  .  F0 B0--- F1 B1---|.  .

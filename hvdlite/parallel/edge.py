@@ -1,4 +1,4 @@
-"""How do tensors get from one stage to the next? By named sends, after a message that tells their shapes.
+"""Edge between two stages: tensors are sent by name, after a message with their shapes.
 
 What a stage gives the next one are tensors in some form (structure.py). What they look like travels ahead in a
 message of a fixed size: before the first micro-batch of each step, before every micro-batch (shapes="each"), or once. A

@@ -1,4 +1,4 @@
-"""What happens at an update, once a mini-batch's gradients are complete on this stage?
+"""Update of a stage, once the gradients of a mini-batch are complete.
 
 In this order: weights that several stages share get the sum of their gradients; gradients are averaged over the data
 axis, in one grouped exchange; a GradScaler's factor is taken out, and all stages agree whether to skip the step; the

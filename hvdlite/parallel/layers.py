@@ -1,4 +1,4 @@
-"""How is a layer cut over ranks? By columns, by rows, or by the words of a vocabulary; the model stays the same.
+"""Layers divided over ranks by columns, by rows or by the vocabulary; the model stays the same.
 
 A ColumnLinear followed by a RowLinear is a perceptron, or the attention between them, with one allreduce in forward and
 one in backward. Initial weights are those of the whole layer: every rank makes it from the current seed and keeps its

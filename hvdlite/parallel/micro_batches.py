@@ -1,4 +1,4 @@
-"""How is a mini-batch cut into micro-batches? Along the first dimension, in the order of its rows.
+"""Micro-batches of a mini-batch: slices of its first dimension, in order.
 
 Training cuts it into parts of equal size, so that the mean of their losses is the loss of all rows. What is only
 evaluated is cut into parts that differ by one row at most, as many as there are rows if those are few.

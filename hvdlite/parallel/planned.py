@@ -1,4 +1,4 @@
-"""What does a planned file say? The cut, the mesh and the schedule that `hvdlite-plan auto` has chosen, for Pipeline.
+"""Plans of `hvdlite-plan auto` for Pipeline: the cut, the mesh and the schedule in a file.
 
     plan = parallel.planned("parallel.json")
     mesh = hvd.Mesh(**plan.shape)

@@ -1,4 +1,4 @@
-"""What does each layer cost? Seconds and bytes by layer, measured on one micro-batch, for `partition`.
+"""Profile of layers for `partition`: seconds and bytes of each, measured on one micro-batch.
 
     found = parallel.profile(layers, x)
     balance = parallel.partition(found.costs, 4)

@@ -1,4 +1,4 @@
-"""Which random numbers do ranks draw? Dropout must be alike where a tensor is replicated, and differ where it is cut.
+"""Random numbers of ranks: dropout is equal where a tensor is replicated, and differs where it is divided.
 
 torch's default generator gets a seed from this rank's place on all axes but tp: so its numbers are alike over tp, and
 differ over dp and pp. For a region whose tensors are cut over tp, `with` takes a number from that generator, adds the

@@ -1,4 +1,4 @@
-"""How does a stage run its list of actions? `Pipeline` executes any list of ("F", k), ("B", k) and ("U", n).
+"""Executor of a stage: `Pipeline` runs any list of ("F", k), ("B", k) and ("U", n).
 
 F and B are a micro-batch's forward and backward through the layers (chunk.py), U an update with the gradients since the
 last one. The list comes from a pure function (schedule.py), so all stages' lists are checked together before anything

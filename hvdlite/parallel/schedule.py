@@ -1,4 +1,4 @@
-"""What does a stage do, in which order? Pure functions: (stage, stages, micro-batches) -> a list of actions.
+"""Pipeline schedules (GPipe, 1F1B, interleaved): pure functions of stage, stages and micro-batches to lists of actions.
 
     ("F", k)  forward of micro-batch k    ("B", k)  its backward    ("U", n)  update n, of the gradients since the last
 

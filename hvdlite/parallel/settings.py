@@ -1,4 +1,4 @@
-"""Do the settings of a pipeline go together, and are they the same on all ranks?
+"""Check that the settings of a pipeline fit together and are the same on all ranks.
 
 What one rank can see alone is a ValueError before anything is sent. What ranks compare, once, when the pipeline is
 made, is an HvdMismatchError with the same words on all of them: settings that differ, and copies of a weight that

@@ -1,4 +1,4 @@
-"""Which part of the model is this rank's? A model as a list of layers, and `split`, which takes a stage out of it.
+"""Stages of a model: a list of layers, and `split`, which takes this rank's stage out of it.
 
 Layers keep their number in the whole list as their name, on every stage: so the names of parameters, and with them a
 checkpoint, do not depend on the cut. A layer may return a tuple; the next one gets it as arguments, also over the

@@ -1,4 +1,4 @@
-"""How is a model in parts saved, and loaded into other parts? As the state of one process, without a layout.
+"""State of a divided model in the form of one process, saved and loaded under any division.
 
 Parameters carry the dimension they are cut along as their attribute `cut`; layers carry their number in the whole list
 of layers as their name. So a checkpoint has the names and shapes of the model in one process, and any (dp, pp, tp)

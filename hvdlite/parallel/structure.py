@@ -1,4 +1,4 @@
-"""What may a layer give to the next one? Tensors, and tuples, lists and dictionaries of them, beside plain values.
+"""Structures that pass between layers: tensors, and tuples, lists and dictionaries of them, beside plain values.
 
 A value is taken apart into its tensors and a form, which JSON can write. In a form a number stands for a tensor, by its
 place among them, and everything else is a dictionary with one key:

@@ -1,4 +1,4 @@
-"""Which communication do layers need that are cut over ranks? Pairs, each the gradient of the other.
+"""Communication of tensor-parallel layers: pairs of collectives, each the gradient of the other.
 
 `hvd.allreduce` has a gradient of its own: that of the sum of all ranks' losses. Layers have another convention. All
 ranks of a set have the same loss; a tensor that is alike on all of them ("replicated") has the same, full gradient on

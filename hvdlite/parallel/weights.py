@@ -1,4 +1,4 @@
-"""Which version of the weights does a forward and a backward see? An update policy: four methods, and no more is asked.
+"""Weight versions of a pipeline: the update policy says which weights a forward and a backward use.
 
     forward(k)   -> the parameters for micro-batch k as a dict, or None: the module's own
     backward(k)  a context in which the backward of k runs (PipeMare has other weights there than in the forward)

@@ -1,4 +1,4 @@
-"""Which algorithm, which network, which cut of a model? `from hvdlite import plan`.
+"""Planning of collectives, networks and parallel training: `from hvdlite import plan`.
 
 A collective is data here: a table of moves. Tables are made by generators, proved (every rank ends with the right sum,
 and with the same bits), timed on links that need not exist, drawn, and run in a real job:

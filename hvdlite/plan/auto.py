@@ -1,4 +1,4 @@
-"""Which plan should a model be trained by? The best that `hvdlite.parallel` runs, why it is that, and what it misses.
+"""Automatic plan of parallel training for a model: the best that `hvdlite.parallel` runs, with the reasons.
 
 `hvdlite.parallel` runs a Mesh: the same dp x tp ranks in every stage, layers that are not cut the same on all ranks of
 tp. So every mesh of the ranks is tried, with the exact search for its cuts; each stage has dp * tp ranks there. What

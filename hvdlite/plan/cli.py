@@ -1,4 +1,4 @@
-"""The program hvdlite-plan: which algorithm, which network, which cut of a model? `python -m hvdlite.plan` is the same.
+"""The program hvdlite-plan, also `python -m hvdlite.plan`: plans of collectives, networks and models.
 
 Subcommands stand in commands/, by what they are about: `add` of a module adds its own, each with a function that runs
 it and returns the exit code. Numbers are words here and are read with their units (units.py). An error is one line with

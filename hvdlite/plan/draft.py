@@ -1,4 +1,4 @@
-"""What does a generator write into? A draft: moves one after the other, then a table.
+"""Draft of a table: a generator adds moves to it, and it becomes the table.
 
 A generator is a function of a draft (registry.py). It reads `kind`, `size`, `root`, `hosts` and `links`, sets `chunks`
 if the buffer is not cut in as many pieces as there are ranks, and calls `move`, `fold` and `next`. The draft ends a

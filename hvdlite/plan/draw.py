@@ -1,4 +1,4 @@
-"""What does a plan look like? Pictures of a played table: an SVG, and rows for ui.perfetto.dev; of pipelines, too.
+"""Pictures of tables and pipelines: an SVG, and rows for ui.perfetto.dev.
 
 In the SVG each rank is a line from left to right, and a move an arrow from where and when its bytes leave to where and
 when they are there. A solid arrow's bytes are copied, a dashed one's are added; colors are the chunks. Text in a

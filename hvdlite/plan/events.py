@@ -1,4 +1,4 @@
-"""When does each task run? The one simulator: tasks wait for other tasks, then for resources.
+"""Simulator of plans: tasks wait for other tasks, then for resources.
 
 Messages of a table, a pipeline's forwards and backwards, and sums of gradients are all played here. A task is ready
 when all that it waits for is over, plus a lag (a message's alpha), and starts when all its resources are free. The one

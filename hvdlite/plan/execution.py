@@ -1,4 +1,4 @@
-"""Does a table really sum? It is run by a real job, over public calls: `plan.run(table, array)` on all ranks.
+"""Run a table in a real job over public calls: `plan.run(table, array)` on all ranks.
 
 Each step is one alltoall with splits: what a rank sends to whom in this step, put together. So a step costs one
 collective, however many moves it has, and is slow against the core's own algorithms: what it shows is that the table

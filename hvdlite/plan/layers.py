@@ -1,4 +1,4 @@
-"""What do a model's layers cost? The format `hvdlite-layers-1`: profiles are written so, planners read it.
+"""Costs of a model's layers in the format `hvdlite-layers-1`, which profiles write and planners read.
 
     {"format": "hvdlite-layers-1", "layers": [{"name", "forward_ms", "backward_ms", "activation", "weights",
         "stash", "heads", "sync"}, ...]}

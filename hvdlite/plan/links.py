@@ -1,4 +1,4 @@
-"""What joins the ranks? For each pair how long a message's first byte takes, and which resources it holds, how long.
+"""Links between ranks: latency of each pair, and the resources that a message holds, and for how long.
 
     of(a, b) -> (alpha in ns, ((resource, ns a byte), ...))
 

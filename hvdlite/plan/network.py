@@ -1,4 +1,4 @@
-"""How should a budget of bandwidth be split over the dimensions of a network? LIBRA's question.
+"""Division of a bandwidth budget over the dimensions of a network, the problem of LIBRA.
 
 A collective over dimensions of n_1, n_2, ... ranks (inner first) moves 2 S (n_d - 1) / n_d / (n_1 ... n_(d-1)) bytes of
 each rank in dimension d. Its parts follow each other closely, so it takes as long as its busiest dimension. Looked for

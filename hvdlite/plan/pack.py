@@ -1,4 +1,4 @@
-"""How many spanning trees from a root share no link, and which? As many as units can flow to the node worst off.
+"""Packing of spanning trees from a root that share no link: as many as the maximum flow allows.
 
 J. Edmonds, "Edge-disjoint branchings" (1973): from a root there are k arc-disjoint spanning trees if and only if k
 units can flow to every node. L. Lovász (1976) proves it so that trees can be grown arc by arc, each chosen such that

@@ -1,4 +1,4 @@
-"""How long does a step of a pipeline take? Its schedule, played with transfers and with the sums of gradients.
+"""Time of a pipeline step: its schedule, simulated with transfers and sums of gradients.
 
 A forward waits for the activation of the stage before, a backward for the gradient of the stage behind; each way
 between two stages is a link of its own. An update ("U") is the sum of a stage's gradients over its replicas. Orders are

@@ -1,4 +1,4 @@
-"""What do the layers of a PyTorch model cost, and how is a model that is no list of layers cut into stages?
+"""Profile of the layers of a PyTorch model, and stages of a model that is no list of layers.
 
 `profile` measures as `hvdlite.parallel.profile` does, and gives the rows of a file of layers (layers.py); how a layer
 could be cut over ranks (heads, sync) nobody can measure: write them into the file. `stages` traces a model with

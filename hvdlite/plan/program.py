@@ -1,4 +1,4 @@
-"""What does a step communicate? A program of collectives, as data: it can be evaluated, priced and compared.
+"""Program of the collectives of a step, as data: it can be evaluated, priced and compared.
 
 Lines work on named vectors, of which every rank has one of its own; a name is given once. A group is an axis of the
 grid of ranks (row-major), or several joined by +: the collective is over each line of them.

@@ -1,4 +1,4 @@
-"""Is a table right? Three values are followed for every chunk of every rank, all moves of a step at once.
+"""Proof of a table: three values for every chunk of every rank, followed through all moves of a step at once.
 
 * A number modulo the prime 2^61 - 1, random for each contribution (and for what a rank had where it gives nothing).
   Moves are linear, so a chunk is right when its number is the sum of all: Schwartz and Zippel's argument, as in PET

@@ -1,4 +1,4 @@
-"""Which plans are there, and who makes them? A generator registers under a name; `make` calls it and proves the table.
+"""Registry of generators: each has a name, and `make` calls it and proves its table.
 
     @plan.algorithm("mine", kinds=("allreduce",))
     def mine(draft, pieces=1):

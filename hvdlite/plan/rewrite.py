@@ -1,4 +1,4 @@
-"""Could a step communicate less? Programs of collectives are rewritten by small rules, and the cheapest is taken.
+"""Rewriting of programs of collectives by small rules; the cheapest is taken.
 
 Each rule looks at one line and what made its input, and gives the lines to put in their place. Every application is
 proved (program.same) before it counts, so a rule that is wrong is refused and not run. The search takes the cheapest

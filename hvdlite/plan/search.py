@@ -1,4 +1,4 @@
-"""Where to cut a chain of layers, and over how many ranks each stage? The best plan of all, found exactly.
+"""Exact search for the best cut of a chain of layers and the number of ranks of each stage.
 
 A stage is a range of layers on r ranks. A layer is there "dp" (replicated, the batch divided), "zero1" (the same, the
 optimizer's state divided: ZeRO, Rajbhandari et al., SC 2020) or "tpN" (weights cut over N ranks: Megatron-LM, Shoeybi

@@ -1,4 +1,4 @@
-"""What is a collective as data? A table of moves: in this step, this rank sends these chunks to that rank.
+"""Table of moves: a collective as data. In this step, this rank sends these chunks to that rank.
 
     (step, src, dst, at, n, how)    src sends chunks [at, at + n) of the buffer to dst, which
         copy    overwrites its own          stage   keeps them apart

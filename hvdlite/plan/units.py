@@ -1,4 +1,4 @@
-"""What does "25gbit,20us" mean? Times, rates and sizes as users write them, in ns, ns a byte and bytes.
+"""Units as users write them ("25gbit,20us"): times, rates and sizes, in ns, ns per byte and bytes.
 
 Every unit is one that the tools of networks use: us and ms; GB/s (10^9 bytes), Gb/s, Gbps and gbit (10^9 bits, as tc
 has it); k, M and G are 2^10, 2^20 and 2^30 bytes, KB, MB and GB are 10^3, 10^6 and 10^9. A number without a unit is

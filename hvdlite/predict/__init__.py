@@ -1,4 +1,4 @@
-"""What would more ranks, another network, another batch bring? `from hvdlite import predict`.
+"""Prediction of training with more ranks, another network or another batch: `from hvdlite import predict`.
 
 A job of two ranks is recorded (`hvdlite-run -np 2 --record DIR python train.py`) and played at other sizes:
 

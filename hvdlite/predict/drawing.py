@@ -1,4 +1,4 @@
-"""How does a step grow with the ranks? A picture (SVG): ms against ranks, with a band for the range.
+"""Picture (SVG) of the step time against the number of ranks, with a band for the range.
 
 The dashed line of a setting is a step without communication: what is above it is the price of more ranks. Ranks stand
 on a scale of doublings. The picture needs no other file.

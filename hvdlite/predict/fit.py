@@ -1,4 +1,4 @@
-"""How long does a bucket of S bytes take? a + b S, fitted to what was recorded, and how far single buckets lie from it.
+"""Fit of a bucket's time, a + b S for S bytes, to what was recorded, with the spread of single buckets.
 
 Of each size the median counts, sizes that are rare are left out, and least squares are relative: a small bucket matters
 as much as a large one. Where all buckets have about one size, a cannot be told from b, and is taken as 0. How much

@@ -1,4 +1,4 @@
-"""How large should the batch be? The noise of gradients, efficiency, goodput, and the learning rate that goes with it.
+"""Goodput and batch size: the noise scale of gradients, efficiency, and the learning rate that fits.
 
 Noise: S. McCandlish et al., arXiv 1812.06162, appendix A. Of n ranks with b samples each, with m the mean of |g_k|^2
 and s = |mean of g_k|^2, (n s - m) / (n - 1) estimates |G|^2, and (m - s) b n / (n - 1) the variance of one sample's

@@ -1,4 +1,4 @@
-"""How long does a bucket take on another number of ranks, or on another network? One formula for each medium.
+"""Model of the network: time of a bucket on other ranks or another network, one formula for each medium.
 
     own   each host has a wire of its own. Reduction on n hosts moves 2 (n - 1) / n S bytes over each (Patarasuk and
           Yuan, JPDC 2009; Thakur et al., IJHPCA 2005). Its latency is the lesser of two, as the core chooses: `direct`,

@@ -1,4 +1,4 @@
-"""Where does a script wait within a step? Its gradients fall into phases, and computing is told from waiting.
+"""Phases of a step: its gradients in groups, with computing separated from waiting.
 
 A script that averages its loss, normalizes over all ranks or steps two optimizers waits in the middle of a step; what
 it submits afterwards comes when it does because of that wait, which lasts longer or shorter with other ranks and links.

@@ -1,4 +1,4 @@
-"""What would a step take on 64 ranks? `load(folder).step(ranks=64)`: an answer with a range, and what it rests on.
+"""Prediction of a step: `load(folder).step(ranks=64)` gives a time with a range, and its grounds.
 
 A prediction names what it assumes and what was not measured, in `notes`: they decide its confidence. "high": the same
 medium as recorded, at most eight times the ranks, nothing assumed; "low": something was not measured at all; else

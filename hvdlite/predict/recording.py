@@ -1,4 +1,4 @@
-"""What has a small job recorded? Its steps and gradients, from a folder that `hvdlite-run --record DIR` has filled.
+"""Recording of a small job: steps and gradients in a folder that `hvdlite-run --record DIR` has filled.
 
 rank-K.steps.jsonl says of each step when it began and ended on each rank; the timelines (line.json and, of the other
 ranks, line.json.rank-K.json) say of every gradient when this rank submitted it, when all had agreed, and when its

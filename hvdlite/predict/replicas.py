@@ -1,4 +1,4 @@
-"""Which copies has a job whose model is divided into stages and parts of layers? Each copy becomes one rank.
+"""Replicas of a model that is divided into stages and parts of layers; each replica becomes one rank.
 
 A Pipeline averages the gradients of each stage among the copies of that stage, when its backward passes are over. What
 the ranks of a copy do among themselves is computing here, and lasts as recorded. So a copy submits one gradient, when

@@ -1,4 +1,4 @@
-"""What does a prediction say to a reader? A table of rows, what the recording was, notes, and one sentence of advice.
+"""Report of a prediction: a table, the recording behind it, notes, and one sentence of advice.
 
 A table is for eyes; `--json` has the same numbers for programs. Units stand in the heads of columns. A note that
 several rows share is said once. The advice is about the last row whose ranks wait for gradients: how short a step could

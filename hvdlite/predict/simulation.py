@@ -1,4 +1,4 @@
-"""How long is a step of n ranks? A few hundred are played, each of recorded pieces.
+"""Simulation of steps on n ranks: a few hundred, each made of recorded pieces.
 
 Each rank draws one recorded step: when its gradients were ready, and how long it went on behind the last one. As many
 ranks as were recorded draw the same one together, since what slows a host slows all of it. A gradient is agreed when

@@ -1,4 +1,4 @@
-"""What does one rank's timeline say of its tensors? When each was submitted, agreed, moved and done, and waited for.
+"""Timeline of one rank by tensor: when each was submitted, agreed, moved, done, and waited for.
 
 A lane of a timeline is a tensor (csrc/trace/spans.c): NEGOTIATE_ALLREDUCE from this rank's submit until all have
 agreed, then ALLREDUCE, in it QUEUE until its bucket begins, then the plane that carries it. Lanes "waits N" say when a

@@ -1,4 +1,4 @@
-"""How do ranks open a process set in the core together? They agree on its number and life, open, and hear of failures.
+"""Open a process set in the core on all ranks: they agree on its number and incarnation, and on failures.
 
 The core takes a number that is free on all who open the set, and a life greater than all that they have used. So each
 says what it has in use (`place`), and all take the lowest free number and the next life (`opened`): all ranks of the

@@ -1,4 +1,4 @@
-"""Which ranks take part in a collective? A process set: some ranks of the job, in ascending order.
+"""Process set: the ranks that take part in a collective, in ascending order.
 
 Every collective takes `process_set`; `global_process_set` holds all ranks and is always there. Sets of some ranks are
 given to `init(process_sets=[...])` or added later. Either way all ranks of the job, members or not, name the same sets

@@ -1,4 +1,4 @@
-"""Which process sets does a job have from its start?
+"""Static process sets, which a job has from its start.
 
 Those that init(process_sets=[...]) names; they come back with each later init() that names none, so that they are there
 again when the ranks of an elastic job have met anew. The job may be smaller by then, and a set needs its ranks: one

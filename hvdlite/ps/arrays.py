@@ -1,4 +1,4 @@
-"""What becomes of arrays on the way to servers and back? Tensors become NumPy arrays, and rows become like the ids.
+"""Arrays on the way to servers and back: tensors become NumPy arrays, and rows have the type of the ids.
 
 Gradients of one row are added up before they are sent, in the order in which they stand: the bits are those of a loop
 over the batch, as of torch.nn.Embedding.

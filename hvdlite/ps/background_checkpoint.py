@@ -1,4 +1,4 @@
-"""How does a server save or load a table while it answers ranks? A forked child writes, a thread reads.
+"""Save and load of a table while its server answers ranks: a forked child writes, a thread reads.
 
 The child has the memory of the server at the moment of the fork (pages are copied when one of both writes to them), so
 what it writes is a snapshot, and training goes on beside it. A fork has no other threads: the child touches arrays and

@@ -1,4 +1,4 @@
-"""How is a table saved by its servers, and loaded by others? Each server writes its rows, any servers take them.
+"""Checkpoint of a table: each server writes its rows, and any number of servers load them.
 
 A save is a folder of files of at most 64 MB (checkpoint_files.py says what is in them), which all servers must reach.
 All servers work at once (background_checkpoint.py). A row with two copies is written by the first of its servers that

@@ -1,4 +1,4 @@
-"""How does a table lie on a disk? A folder of pieces, files of at most 64 MB, and an index.json that names them.
+"""Files of a checkpoint: a folder of pieces of at most 64 MB, and an index.json that names them.
 
     5f0c9a31-0-0.npz  token of the save, server, number: ids (int64 [n]), rows with their state (float32 [n, width]),
                       parts (int64 [m, 3]: number of a part (placement.py), its rows, CRC-32 of all)

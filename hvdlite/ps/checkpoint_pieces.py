@@ -1,5 +1,4 @@
-"""What lies in a piece of a saved table, and how are some of its rows read? checkpoint_files.py has the folder around
-it.
+"""Format of a piece of a checkpoint, and reading some of its rows; checkpoint_files.py has the folder.
 
 A piece is a zip file without compression, as np.savez writes it. Its rows lie by part (placement.py), and `parts` says
 how many each part has, with a checksum. So a server reads the rows of its own parts and no others.

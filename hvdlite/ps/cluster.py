@@ -1,4 +1,4 @@
-"""Where are the servers of this job, and who ends them? Asked once, by the first table; all ranks ask together.
+"""Servers of this job: their addresses and their end. All ranks ask together, once, for the first table.
 
 Under hvdlite-run --servers the launcher has started them, and the ranks were told their addresses when they met. Under
 srun, mpirun, torchrun and alone, ranks start them as children: server k belongs to the first rank of host k mod hosts.

@@ -1,4 +1,4 @@
-"""What do all ranks do together with a table? They open it, save it and load it.
+"""Collective operations on a table: all ranks open, save and load it together.
 
 Servers are told by rank 0 alone, between collectives: so a table has one number on all of them, and ranks that differ
 hear it before a server does.

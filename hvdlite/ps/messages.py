@@ -1,4 +1,4 @@
-"""What do workers and servers say? Multipart messages: a head of 48 bytes, then arrays as they lie in memory.
+"""Messages of workers and servers: a head of 48 bytes, then arrays as they lie in memory.
 
     u16 magic | u8 kind | u8 flags | u16 table | u16 worker | u16 server | u16 0 | u32 clock | u64 number | u64 after |
     u64 session | u32 rows | f32 rate                                                                 little-endian

@@ -1,4 +1,4 @@
-"""What does a server do with the gradient of a row, and what is a row before its first gradient? Pure NumPy.
+"""Optimizers of servers: the update of a row by its gradient, and the row before its first one. Pure NumPy.
 
 A rule keeps `columns` numbers of state beside each number of a row, and `extra` for the row as a whole, all zeros at
 first. `update(rows, state, grads)` changes `rows` and `state` in place: float32 arrays [n, dim], [n, dim * columns +

@@ -1,4 +1,4 @@
-"""What has a rank asked servers that is not answered? Questions, and the messages that they are, for each server.
+"""Pending requests of a rank to servers, and the messages of each.
 
 A pull or a push of a caller is one question. It is a message to each server that has some of its rows, and is answered
 when all of them are. client.py sends them, and sends them again.

@@ -1,4 +1,4 @@
-"""Which servers hold a row of a table? Pure NumPy; every rank and every server computes the same.
+"""Placement of rows on servers. Pure NumPy; every rank and every server computes the same.
 
 A row's number is mixed by a bijection of k bits (2**k >= rows). The upper bits of the result say in which of at most
 16,384 parts the row lies, the lower ones where in that part. So a part is dense and needs no hash table, rows whose

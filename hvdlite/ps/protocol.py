@@ -1,4 +1,4 @@
-"""What does a server answer? A state machine without sockets, threads or clocks: one message in, some messages out.
+"""Protocol of a server: a state machine without sockets, threads or clocks; one message in, some out.
 
 Pushes of a worker are applied in the order of their numbers, each once: one that came before is answered again and not
 applied, one that comes too early is kept until those before it are there. So messages may be lost, doubled and delayed.

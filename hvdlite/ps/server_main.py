@@ -1,4 +1,4 @@
-"""How does a server of tables live that hvdlite-run has started? In touch with the launcher's store, and as long as it.
+"""Main of a parameter server that hvdlite-run has started: it lives as long as the launcher's store.
 
 The environment says which server it is, of how many, and where the store is. The connection to the store takes the
 place of what a rank holds of a server that it has started itself: over it goes the address at which the server listens,

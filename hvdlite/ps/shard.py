@@ -1,4 +1,4 @@
-"""What does one server keep of one table? Its rows, each made when it is first asked for, with the optimizer's state.
+"""Shard: the rows of one table on one server, each made at its first use, with the optimizer's state.
 
 Rows lie densely in the order in which they were made; an index by part and place says where. Both arrays are reserved
 as address space for as many rows as there can be, and take memory when they are written: nothing is copied when a table

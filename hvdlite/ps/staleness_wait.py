@@ -1,4 +1,4 @@
-"""How long does a table wait for other ranks, and what is said meanwhile?
+"""Wait for other ranks within the bound of staleness, and the report meanwhile.
 
 A pull, or the end of a step, waits for ranks that are too many steps behind. Once a second it is asked where they are,
 since what servers told may have been lost.

@@ -1,4 +1,4 @@
-"""How does a rank read and change rows that lie on servers? `Table`: pull, push, step, save, load.
+"""`Table`: pull, push, step, save and load of rows that lie on servers.
 
 A rank's ids are made different first, so a hot row travels once, and each server that holds some of them is asked once
 for each piece of 4 MB. Which server that is, every rank computes by itself (placement.py); what is not answered yet,

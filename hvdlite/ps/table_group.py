@@ -1,4 +1,4 @@
-"""How do many tables cost as much as one? Their rows lie one behind the other in one table of the servers.
+"""Group of tables: their rows lie one behind the other in one table of the servers, at the cost of one.
 
 A recommendation model has a table for each of its features: 26 in DLRM (Naumov et al., 2019, arXiv:1906.00091). Tables
 of their own need a message each, in each step. In a group one message to a server carries rows of all of them, and the

@@ -1,4 +1,4 @@
-"""What may a table be? Its arguments, checked before anything is sent, become the description that servers get.
+"""Specification of a table: its arguments, checked before anything is sent.
 
 The description is JSON, the same on all ranks: coordination.py compares it, and a server makes its shard by it.
 

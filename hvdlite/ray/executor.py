@@ -1,4 +1,4 @@
-"""How do actors of Ray become the ranks of a job, and run function after function? Horovod's RayExecutor.
+"""RayExecutor, as Horovod has it: actors of Ray become the ranks of a job and run function after function.
 
 Each rank is an actor, in a placement group of the executor's own or in the one that its caller runs in. Ranks of one
 host have neighbouring numbers. Hosts are told apart as the ranks themselves do it (_machine.host_id), because two nodes

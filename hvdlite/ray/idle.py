@@ -1,4 +1,4 @@
-"""Does a rank of a RayExecutor wait in a collective for ranks whose call has returned?
+"""Watch for a rank of a RayExecutor that waits in a collective for ranks whose call has returned.
 
 These stay in the job, and take part in nothing until the next call, which begins when all have returned. So the rank
 would wait for ever. The idle ones are asked (driven.awaited), and leave the job if it is so: then the core fails what

@@ -1,4 +1,4 @@
-"""How does a training function of Ray Train become the ranks of a job? A backend for its trainers, and a trainer.
+"""Backend and trainer for Ray Train: its training functions become the ranks of a job.
 
 Train's controller starts the workers and calls `on_start` there: it keeps the store (executors/driver.py) and tells
 each worker which rank it is. The training function runs in a thread of its worker, and Train catches what it raises, so

@@ -1,4 +1,4 @@
-"""How does this process meet the other ranks, and do they agree on what must be the same?
+"""Bootstrap: this process meets the other ranks, and all agree on what must be the same.
 
 `meet` connects to the launcher's store (or the one rank 0 keeps: standalone_store.py), joins, and exchanges one small
 record per rank: versions, options marked `agreed`, which host it is on and what it was told about it. `disagreement` is

@@ -1,4 +1,4 @@
-"""Which rank is this process? Read from the environment that a launcher leaves behind.
+"""Rank of this process, read from the environment that a launcher leaves behind.
 
 `discover` is a pure function of a mapping. The first source that is present decides, in this order:
 

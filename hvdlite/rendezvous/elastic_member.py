@@ -1,4 +1,4 @@
-"""What does a process of an elastic job bring when ranks meet, and what does it hear meanwhile?
+"""A process of an elastic job at the rendezvous: what it sends, and what it receives while it waits.
 
 Its number, from the launcher; and the number of its last commit, which says whether it has state, and how new. Rank 0
 also holds a connection on which the launcher tells of ranks that wait to come and of those that are to go; it is looked

@@ -1,4 +1,4 @@
-"""Which ranks share a host, and is what the launcher told each of them true? Pure.
+"""Host layout: the ranks that share a host, compared with what the launcher assigned. Pure.
 
 A launcher, or a hand-made environment, tells a rank its local rank and how many ranks its host has. If that is wrong,
 ranks wait for memory that no-one can share, or two of them take the same GPU. So every rank brings the identity of its

@@ -1,4 +1,4 @@
-"""What do Slurm's words for nodes and tasks mean? Pure: for discovery of a rank's place and for the launcher.
+"""Slurm's notation of nodes and tasks. Pure: for rank discovery and for the launcher.
 
 `2(x3),1` are tasks on each node, `n[01-03,7],login` are the nodes' names, of which a name may have several brackets.
 Both come from Slurm's own variables, so a text that cannot be read is somebody's mistake and an error that shows the

@@ -1,4 +1,4 @@
-"""Where do ranks meet that a scheduler has started, and no launcher of ours? At a store that rank 0 keeps for them.
+"""Store that rank 0 keeps for ranks that a scheduler has started without hvdlite-run.
 
 Under a plain `srun python train.py` all ranks know the job's and the step's number and on which node rank 0 is; under
 torchrun its MASTER_ADDR, MASTER_PORT and run id; where RANK and WORLD_SIZE are set by hand or by an operator of

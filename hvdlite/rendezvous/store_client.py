@@ -1,4 +1,4 @@
-"""How do the ranks of a job meet? Through the launcher's store; this is a rank's end of that connection.
+"""Client of the rendezvous store: connect, allgather, report a failure.
 
 `connect` proves that both sides know the job's secret, joins the job and returns once every rank has joined;
 `allgather` then exchanges bytes as often as needed. Afterwards the connection stays open for the life of the job,

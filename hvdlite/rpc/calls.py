@@ -1,4 +1,4 @@
-"""How does a call run on another rank, and how does it end? A pool does the work, and every call ends.
+"""Remote calls: a pool of threads runs them, and every call ends.
 
 sockets.py sends and receives. Who has something to send does not wait. Calls are done by `threads` threads. Answers are
 unpickled by who asks for the result, or by one more thread where callbacks wait for it, never by the thread that

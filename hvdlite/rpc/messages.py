@@ -1,4 +1,4 @@
-"""What do a call and its answer look like as bytes? A function is a name; values and exceptions are pickled.
+"""Messages of calls: a function is a name; values and exceptions are pickled.
 
 A function goes by its module and its qualified name, because all ranks run the same program: sent by value it would
 bring copies of the globals that it uses, and each call would see other ones. For the same reason classes and functions

@@ -1,4 +1,4 @@
-"""How can a value stay on one rank and be used from others? Its owner keeps it and counts the references to it.
+"""Remote references: a value stays with its owner, which counts the references to it.
 
 A Ref is one count. `remote` makes the first. A Ref that is sent is a second one for its receiver, and its owner
 has counted it before the message leaves (calls.py): no count falls to 0 while a reference is under way. The receiver

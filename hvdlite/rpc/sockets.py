@@ -1,4 +1,4 @@
-"""How do the messages of calls get to another rank and back? ZeroMQ sockets, which any thread may send by.
+"""Sockets of calls: ZeroMQ to every other rank, which any thread may send by.
 
 A ROUTER takes the messages of all ranks (also this one), a DEALER to each rank sends them. Answers go back this way.
 All messages are under CURVE with keys of this job (security/curve.py).

@@ -1,4 +1,4 @@
-"""What does a rank remember of calls? The answers that it waits for, and the values that references lead to.
+"""Tables of calls: the answers that a rank waits for, and the values of references.
 
 No sockets and no threads: calls.py has them. Numbers name both, and are never used again. An answer is settled once:
 by what came, or by an error when nothing can come any more. A value is freed when its count falls to 0; counts are

@@ -1,4 +1,4 @@
-"""What may a connection cost that has proved nothing yet? The bounds of every port of a job.
+"""Limits of connections that have not authenticated yet, for every port of a job.
 
 The store, the muster of hosts, the listeners of ranks, the gate of hvd.rpc and hvd.ps, and the pages over HTTP all
 accept by `accepted`. There is room for STRANGERS_MAX connections that have proved nothing. The oldest makes room for

@@ -1,4 +1,4 @@
-"""Who may talk to whom over ZeroMQ? The processes of one job: hvd.ps and hvd.rpc send every message under CURVE.
+"""CURVE keys for ZeroMQ: only the processes of one job exchange messages of hvd.ps and hvd.rpc.
 
 All keys are drawn from a secret that the job's processes share, so nothing is handed out and nobody in between can put
 himself there: each side knows the other's public key before the first byte. A server (of tables, or a rank that takes

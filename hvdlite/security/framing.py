@@ -1,4 +1,4 @@
-"""What do the connections of the store, of agents and of the desk say? Frames, signed once both ends are known.
+"""Framing of the connections of store, agents and function server; frames are signed once both ends are known.
 
 Both ends share this file, so that the format is written once. A connection opens with the handshake (handshake.py);
 what a stranger sends is never parsed. After it come frames, all integers big-endian:

@@ -1,4 +1,4 @@
-"""How do both ends of a connection prove that they belong to one job? Three messages, before a byte else is read.
+"""Handshake: both ends of a connection prove that they belong to one job, in three messages.
 
     acceptor:   greeting   magic with the version of this handshake, nonce
     connector:  answer     magic, nonce, the connection's two ends as the connector sees them, proof

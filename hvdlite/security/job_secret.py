@@ -1,4 +1,4 @@
-"""Where does the secret of a job come from, if no launcher makes one? From a file that only this user can read.
+"""Secret of a job that no launcher has made one for: a file that only this user can read.
 
     HVDLITE_SECRET_KEY    64 hexadecimal digits
     HVDLITE_SECRET_FILE   a file that holds them, or 32 bytes: of this user, mode 0600

@@ -1,4 +1,4 @@
-"""How does a rank know that bytes which it is about to unpickle come from a rank of its job, and as they were sent?
+"""Signed pickles: bytes are unpickled only if a rank of the job has sent them, unchanged.
 
 Unpickling runs what the sender chose, and pickles travel as tensors do, which are not signed unless HVDLITE_WIRE_AUTH
 says so. So each carries a seal of SEAL_BYTES before it: a number, which no other pickle of its sender has, and

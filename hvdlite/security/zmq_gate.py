@@ -1,4 +1,4 @@
-"""What keeps strangers away from ZeroMQ? libzmq bounds neither connections nor what one may send before its proof.
+"""Gate before ZeroMQ: libzmq bounds neither connections nor what a client sends before it has authenticated.
 
 So a socket of hvd.rpc and hvd.ps listens at a unix socket, which the kernel opens to processes of the same user alone,
 and members on the same host connect there. The port for the other hosts belongs to a `Gate`, a thread that passes bytes

@@ -1,4 +1,4 @@
-"""`hvdlite.spark.run(fn, num_proc=4)`: how do the Python workers of a Spark job become the ranks of one of ours?
+"""`hvdlite.spark.run(fn, num_proc=4)`: the Python workers of a Spark job become the ranks of a job.
 
 All ranks are the tasks of one stage in barrier mode, which Spark starts together or not at all; the number of a
 partition is the rank. The store that the ranks meet at lies in the driver (driven.Meeting), at the address that

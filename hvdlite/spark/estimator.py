@@ -1,4 +1,4 @@
-"""What do all estimators do? They write a DataFrame to Parquet, train on it on ranks, and give a model.
+"""Base of the estimators: write a DataFrame to Parquet, train on it on ranks, return a model.
 
 An estimator of a framework says how a rank trains (`train`), how its checkpoint is read (`opened`), and how it predicts
 (`predicted`). It is one of pyspark.ml's, as its model is, so both may be stages of a Pipeline. Columns of pyspark.ml's

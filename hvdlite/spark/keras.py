@@ -1,4 +1,4 @@
-"""`KerasEstimator(model=..., optimizer=..., loss=..., ...).fit(df)`: how does a model of Keras 3 train on a DataFrame?
+"""`KerasEstimator(model=..., optimizer=..., loss=..., ...).fit(df)`: train a model of Keras 3 on a DataFrame.
 
 The arguments are those of the estimator for PyTorch (torch.py), where `optimizer`, `loss`, `loss_weights` and `metrics`
 are what model.compile takes. `callbacks` are called on all ranks, after ours: rank 0's weights go to all at the start,

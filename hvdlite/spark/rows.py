@@ -1,4 +1,4 @@
-"""How do the columns of a DataFrame become arrays on ranks, and predictions a column again?
+"""Columns of a DataFrame as arrays on ranks, and predictions as a column.
 
 Spark writes Parquet. Each rank takes the same number of rows, one after the other in the order of the files, and reads
 only the row groups that they lie in: one group at a time, so a rank's part need not fit into memory. So all ranks make

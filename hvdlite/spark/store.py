@@ -1,4 +1,4 @@
-"""Where do an estimator's data and checkpoints lie? In a `Store`: a folder that driver and executors all reach.
+"""`Store`: a folder for data and checkpoints of an estimator that driver and executors all reach.
 
 `Store.create("/shared/runs")` is a folder of this machine or of a file system that is mounted everywhere; an address
 like hdfs:// or s3:// is opened by pyarrow.fs, and Spark must know it, too. A run has a folder in it: `train` and

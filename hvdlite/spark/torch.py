@@ -1,4 +1,4 @@
-"""`TorchEstimator(model=..., optimizer=..., loss=..., ...).fit(df)`: how does a model of PyTorch train on a DataFrame?
+"""`TorchEstimator(model=..., optimizer=..., loss=..., ...).fit(df)`: train a model of PyTorch on a DataFrame.
 
     from hvdlite.spark.store import Store
     from hvdlite.spark.torch import TorchEstimator

@@ -1,4 +1,4 @@
-"""How is Ctrl-C kept from the middle of what must be done as a whole? Its handler runs when the whole is done.
+"""Deferred Ctrl-C: its handler runs when an operation that must not be split is complete.
 
 Python runs the handler of SIGINT in the main thread, between any two instructions, and it raises KeyboardInterrupt
 there. A message that is half sent, or a number that is given out and not sent, would then be wrong for good. What must

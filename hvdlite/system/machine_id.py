@@ -1,4 +1,4 @@
-"""Are two processes on one machine? They are where this gives the same text.
+"""Identity of a machine: two processes are on one where this gives the same text.
 
 A name is not enough: clones share theirs, and containers of one machine may share neither memory nor network. The
 kernel's boot id tells machines apart, and the spaces of network and of shared memory tell containers. Ranks compare it

@@ -1,4 +1,4 @@
-"""May this process open as many files as its part of the job takes?
+"""Limit of open files: check that this process may open as many as its part of the job takes.
 
 In a job of some hundred ranks each has a stream to every other one, and the launcher a connection to each. Usual limits
 are 1,024 open files, which a process may raise by itself (the soft limit), and a much higher one that it may not. Here

@@ -1,4 +1,4 @@
-"""How is a module of ours run as a process of its own? By this Python, which takes nothing from the current folder.
+"""Command that runs a module of hvdlite in a new process, by this Python and without the current folder.
 
 `python -m` and `python -c` look for modules in the current folder before all others, and `python ~/train.py` does not
 look there at all. A job may be started in a folder where others may write (/tmp, scratch that a group shares): a

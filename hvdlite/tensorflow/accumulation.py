@@ -1,4 +1,4 @@
-"""How are gradients of several backward passes added up where TensorFlow's own variables hold the sums?
+"""Gradient accumulation where TensorFlow's own variables hold the sums.
 
 For optimizers that are not Keras 3's: Keras 2's and those of tf.compat.v1. Each call is one pass and adds its gradients
 to variables; every n-th call closes a window. What happens then is the caller's, in two steps that an optimizer takes

@@ -1,4 +1,4 @@
-"""In what form does a gradient cross the wire? As in hvdlite.torch: 16 bits instead of 32, in two flavours.
+"""Compression of gradients as in hvdlite.torch: 16 bits instead of 32, fp16 or bf16.
 
 A user's own compression is a subclass of `Compressor` with two static functions. They are called eagerly and while a
 function is traced, so they are made of TensorFlow's operations.

@@ -1,4 +1,4 @@
-"""Which class of tf.errors is an error of ours? Inside tf.function TensorFlow decides; eager calls follow it here.
+"""Classes of tf.errors for the errors of hvdlite, chosen by TensorFlow in tf.function and here in eager calls.
 
 An error of an eager call is of both families: `except tf.errors.FailedPreconditionError` catches it, as scripts written
 for Horovod do, and so does `except hvd.HvdMismatchError`. An error out of a graph is TensorFlow's alone, since it

@@ -1,4 +1,4 @@
-"""How does a step of a graph come to compare what ranks have (../keras/initial_check.py)?
+"""Comparison of what ranks have (../keras/initial_check.py) within a step of a graph.
 
 By a call of Python in a branch, which other rounds pass by: they count one variable down. The call is eager, so ranks
 with a graph meet ranks without one. Weights are read before they change. Gradients are compared when their averages are

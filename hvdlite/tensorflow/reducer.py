@@ -1,4 +1,4 @@
-"""How does a list of gradients become the list of their averages? What tape and optimizer have in common.
+"""Reducer of a list of gradients to their averages, for tape and optimizer.
 
 Every gradient is a collective of its own, named by its variable, and all are started before the first is waited for.
 They are started from the last variable to the first, since backward makes them in that order: in tf.function starts run

@@ -1,4 +1,4 @@
-"""In what form does a gradient cross the wire? Classes that make it smaller before and whole again after.
+"""Compression of gradients: classes that make one smaller before it is sent, and whole again after.
 
 A user's own compression is a subclass of `Compressor` (or anything with the same two functions), given to
 `DistributedOptimizer(compression=...)` or `allreduce(compression=...)`. The ranks' compressed tensors are added up by

@@ -1,4 +1,4 @@
-"""How does torch.compile deal with a function that calls us? It breaks its graph there, and our code runs as it is.
+"""Graph breaks of torch.compile at functions of hvdlite, which run as they are.
 
 The compiler would follow the call into our Python, down to the C library, and fail on what it finds there. It offers
 `torch.compiler.disable`, but using that means importing the compiler, which takes seconds that programs without it do

@@ -1,5 +1,5 @@
-"""What is each parameter of an optimizer called on every rank? Its state_dict knows parameters by their places alone,
-and ranks may have made theirs in another order.
+"""Names of parameters that agree on all ranks. An optimizer's state_dict knows parameters by their index alone, and
+ranks may have made theirs in another order.
 
 A name comes from the model, if that is given, else from `named_parameters` of hvd.DistributedOptimizer or of the
 optimizer itself. Where no rank has such names, those count that broadcast_parameters was given before for the same

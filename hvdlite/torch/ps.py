@@ -1,4 +1,4 @@
-"""How does a PyTorch model look up rows of a table that lies on servers? By layers without parameters.
+"""Embedding layers on parameter-server tables for PyTorch: they have no parameters of their own.
 
     table = hvd.ps.Table("users", rows=50_000_000, dim=64, optimizer=hvd.ps.Adagrad(lr=0.05))
     embedding = hvd.ps.Embedding(table)              # forward(ids) -> (*ids.shape, 64), float32, on the device of ids

@@ -1,5 +1,4 @@
-"""How does a PyTorch model look up rows of many tables at once? By layers on a group of tables
-(hvdlite/ps/table_group.py).
+"""Embedding collections for PyTorch on a group of tables (hvdlite/ps/table_group.py): one message for all.
 
     group = hvd.ps.TableGroup("features", {"user": 50_000, "item": 9_000}, dim=16, optimizer=hvd.ps.Adagrad(0.05))
     embeddings = hvd.ps.EmbeddingCollection(group)         # {"user": ids, "item": ids} -> {"user": rows, "item": rows}

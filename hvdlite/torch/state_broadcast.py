@@ -1,4 +1,4 @@
-"""How do all ranks start from the same weights and the same optimizer state?
+"""Broadcast of the start: all ranks get the weights and the optimizer state of the root.
 
 `broadcast_parameters` overwrites tensors in place. `broadcast_optimizer_state` sends the root's state_dict: an object
 with a placeholder for each tensor, then the tensors; the others load it. No step is taken to create state

@@ -1,4 +1,4 @@
-"""Has this tensor memory of its own, and as much of it as its shape says?
+"""Check that a tensor has memory of its own, and as much of it as its shape needs.
 
 The core reads and writes at an address. Much that Python shows as a tensor has none: a wrapper (DTensor, MaskedTensor,
 a quantized weight, a fake tensor) keeps its numbers in other tensors, what vmap or grad hands to a function stands for

@@ -1,4 +1,4 @@
-"""hvdlite-trace analyze DIR: which rank, which collective, and what about it? One paragraph, from the flight records.
+"""hvdlite-trace analyze DIR: the rank and the collective that a job stopped at, from its flight records.
 
 What can be said comes from comparing. A tensor that some ranks wait for and others never submitted says who is missing.
 Two tensors, each waited for by those who lack the other, say that the order differs. The failure in the records, the

@@ -1,4 +1,4 @@
-"""Which files in a folder are of one attempt? Those of the newest, unless an older one is asked for.
+"""Files of one attempt in a folder: those of the newest, unless an older one is asked for.
 
 A job that is started again, or a process that becomes a rank once more, writes into the same folder. What lay there
 before was renamed NAME.1, the one before that NAME.2, and so on (csrc/engine/flight_recorder/rotation.c); but a rank

@@ -1,4 +1,4 @@
-"""How does this rank's clock stand to that of rank 0? On one host the same; between hosts within bounds that are known.
+"""Offset of this rank's clock from that of rank 0: none on one host, bounded between hosts.
 
 Ranks stamp events with CLOCK_MONOTONIC, which counts from each host's own start. When a job begins on several hosts,
 ranks exchange a few numbers: in each round a rank says when it spoke, on its own clock, and notes when it had heard

@@ -1,4 +1,4 @@
-"""Where do flight records lie? The folder that is asked for, or one of the user's own among temporary files.
+"""Folder of flight records: the one that is asked for, or one of the user's among temporary files.
 
 HVDLITE_TRACE_DIR (`--trace-dir`) names a folder; "off" or "0" means none. Otherwise only what fails leaves records, in
 `hvdlite-trace-UID/JOB` of the folder for temporary files, where anybody may have put something of that name: the core

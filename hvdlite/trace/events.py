@@ -1,4 +1,4 @@
-"""What is an event, whether it comes from the ring of this process or from a file?
+"""Events, read from the ring of this process or from a file.
 
 The ring holds numbers (csrc/trace/trace.h says what they mean), a flight record says the same in words. Both become
 `Event`, so that what reads events need not know where they come from. A record is written by another process, perhaps

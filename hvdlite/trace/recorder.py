@@ -1,4 +1,4 @@
-"""When does what a rank remembers become a file? In this process, as long as it is a rank.
+"""Flight recorder: dumps of a rank's ring of events to a file.
 
 `dump_trace` writes a flight record now. Without it the core writes one when the job fails, by itself; here only two
 cases are added: a rank whose script ends by an exception that ended nobody else, and a job that goes well with a folder

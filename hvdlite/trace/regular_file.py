@@ -1,4 +1,4 @@
-"""How is a file opened that was found in a folder or named by a user? Only if it is a plain one, and without waiting.
+"""Open a file that was found in a folder or named by a user: only if it is a regular one, and without waiting.
 
 Whatever lies in a folder may have the name of a record. A FIFO that nobody writes into would keep its reader for ever,
 and a device may have no end; so nothing is read before it is known what it is, as in

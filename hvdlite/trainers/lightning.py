@@ -1,4 +1,4 @@
-"""How do the numbers of steps reach Lightning's loggers? By a callback, `Trainer(callbacks=[StepLoggerCallback()])`.
+"""Lightning: `Trainer(callbacks=[StepLoggerCallback()])` passes the numbers of steps to its loggers.
 
 A step is one of the optimizer: of batches whose gradients are accumulated the last one ends it. Lightning's loggers
 write on rank 0 alone; all ranks have the callback, because they exchange when they came.

@@ -1,4 +1,4 @@
-"""How do the numbers of steps reach what a transformers Trainer reports to? By a callback, which is given its `log`.
+"""transformers: a callback passes the numbers of steps to what a Trainer reports to.
 
     trainer = Trainer(model, arguments, train_dataset=rows)
     trainer.add_callback(StepLoggerCallback(trainer.log))

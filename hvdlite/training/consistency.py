@@ -1,4 +1,4 @@
-"""Have all ranks the same bits? The comparison behind every adapter's `check_consistency`.
+"""Comparison of replicas bit by bit, behind every adapter's `check_consistency`.
 
 Weights should stay the same, since all ranks start from the root's and make the same steps; when one seeds, clips,
 freezes or loads by itself they drift apart, and nothing but the result says so. Compared are bits, by digests: 16 bytes

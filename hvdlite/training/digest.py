@@ -1,4 +1,4 @@
-"""What of a value is compared with that of other ranks? Its bits, or those of its pickle.
+"""Digests of values for comparison between ranks: of their bits, or of their pickle.
 
 Arrays, buffers and other frameworks' tensors are read here; an adapter says what lies in its own (`Bits`). Numbers and
 texts show what they are. Any other object is pickled, in a form that has nothing of its process in it: no order of a

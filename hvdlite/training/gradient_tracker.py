@@ -1,4 +1,4 @@
-"""The gradient book: when is a parameter's gradient complete, so that it may travel? Knows no framework.
+"""Gradient tracker: when a parameter's gradient is complete and may be sent. Knows no framework.
 
 Parameters are numbers. The book is told of each backward pass: that it begins, which parameters it reaches, that it
 ends. After `passes_per_step` passes a gradient is due, and the optimizer's hook sends it while backward goes on with

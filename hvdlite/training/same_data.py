@@ -1,4 +1,4 @@
-"""Does every rank compute the same gradients? Then all of them read the same data: nobody has sharded it.
+"""Detection of ranks that train on the same data: their gradients are equal before the average.
 
 Nothing fails in such a job; it is only no faster than one process. So in the first two steps the ranks compare a digest
 of their own gradients, before the average. Equal data gives equal gradients, as all ranks have the same weights.

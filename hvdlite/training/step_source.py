@@ -1,4 +1,4 @@
-"""Whose steps are the training's? A script may have several optimizers, and may say by itself when a step is over.
+"""Source of training steps: which of several optimizers counts, or the script itself.
 
 Asked by whoever counts steps (autotune, hvd.stats), each with its own memory.
 Only one thing is a step: the first optimizer that steps is the one whose steps count, as long as it steps (a script

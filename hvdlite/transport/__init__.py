@@ -1,4 +1,4 @@
-"""How does a rank get a stream to a rank on another host? Python connects and authenticates; the core gets descriptors.
+"""Streams between hosts: Python connects and authenticates; the core gets descriptors.
 
 `listen` opens one listening socket per process and life, on the address from which the route to the rendezvous leaves;
 its packed form, `Listener.address`, goes to all ranks through the bootstrap's allgather. `connect` then makes the

@@ -1,4 +1,4 @@
-"""Where can a rank be reached, and which ranks share a host? Addresses, packed; and a host's identity.
+"""Addresses of ranks, packed, and the identity of their host.
 
 The address that others are told is the one from which the route to the rendezvous leaves: whatever the interfaces are
 called and however many a host has (docker0 has the same address everywhere), that one reaches the other hosts, because

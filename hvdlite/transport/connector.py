@@ -1,4 +1,4 @@
-"""How do the streams of one purpose come to be, all at once? This rank connects to smaller ranks and awaits greater.
+"""Connector: make all streams of one purpose at once; this rank connects to smaller ranks and accepts from greater.
 
 One loop in the caller's thread drives all connections that are being made, without blocking, and hears of those that
 the listener's thread has accepted. A connection that fails is made again with growing pauses, at the peer's next

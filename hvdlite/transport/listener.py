@@ -1,4 +1,4 @@
-"""Who may have a stream to this rank? A thread that accepts connections, lets peers prove themselves, and keeps them.
+"""Listener: a thread that accepts connections of peers, authenticates them and keeps them.
 
 Nobody is believed before the proof, and nobody is waited for: one thread serves all by epoll, reads exactly the bytes
 of the message that comes next (what follows CONFIRMED belongs to the core). security/connection_limits.py bounds

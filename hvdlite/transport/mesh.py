@@ -1,4 +1,4 @@
-"""How does the core get its descriptors? The links of one life of the job: a listener, and everyone's address.
+"""Mesh of links of one incarnation of the job: a listener, the addresses of all, descriptors for the core.
 
 Made by hvdlite/lifecycle/init.py after the ranks have met, where the core will need streams: a job on several hosts, or
 one whose plane is p2p. `rows` connects what a process set needs and gives the descriptors away, by rank in the set, in

@@ -1,4 +1,4 @@
-"""What do two ranks say before they trust a stream? Three fixed messages and one byte; nothing else is ever read.
+"""Authentication of two ranks on a stream: three fixed messages and one byte; nothing else is read before.
 
     acceptor:   greeting   magic, nonce
     connector:  claim      magic, wire version, job, epoch, who I am, whom I want, purpose, both ends, nonce, proof

@@ -1,6 +1,5 @@
-"""Who watches over the ranks of one host? This process, the agent: it starts them, passes on their output, reports
-their ends, and leaves nothing behind. The launcher forks that of its own host; starters/remote_agent.py makes those of
-others.
+"""Agent of one host: a process that starts its ranks, passes on their output, reports their ends and leaves nothing
+behind. The launcher forks that of its own host; starters/remote_agent.py makes those of others.
 
 It is the parent of the host's ranks and a child subreaper, and it decides nothing while the launcher lives: when to
 send which signal comes over the control stream. Only when that stream ends (the launcher is gone, be it by SIGKILL)

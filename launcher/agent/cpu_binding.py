@@ -1,4 +1,4 @@
-"""On which CPUs does a rank run? `--bind-to`: on all (none), on cores of its own, on its socket's or its NUMA node's.
+"""CPU binding (`--bind-to`): all CPUs, cores of its own, its socket's or its NUMA node's.
 
     core        the host's cores are shared out evenly among its ranks, neighbours together: no CPU has two ranks
     socket      each rank has a whole socket, ranks in order: the first half on the first of two

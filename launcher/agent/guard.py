@@ -1,4 +1,4 @@
-"""What if an agent that is not on the launcher's host is killed -9, or stopped? This process, the guard, is above it.
+"""Guard: the parent of an agent on another host, which cleans up when the agent is killed or stopped.
 
 The kernel kills an agent's ranks with it, but not what these have started: a child in a session of its own, the Python
 below `sh train.sh`. On the launcher's host the launcher ends those (job.py); elsewhere nobody would be there to do it.

@@ -1,4 +1,4 @@
-"""What becomes of processes that outlive the ranks that have started them, and what is the user told of them?
+"""Processes that outlive the ranks that started them: their output is discarded and reported.
 
 Most end with the job, and a line names those that have been left by ranks that ended well (`unfinished`).
 

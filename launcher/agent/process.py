@@ -1,4 +1,4 @@
-"""How is one rank started so that it cannot outlive its job, and how are all its descendants found?
+"""Start of one rank so that it cannot outlive its job, and search for all its descendants.
 
 A rank is forked by the agent, leads a session of its own (a Ctrl-C at the terminal reaches the launcher alone, and a
 rank that reads the terminal is not stopped by job control), and gets SIGKILL from the kernel when the agent's thread

@@ -1,4 +1,4 @@
-"""What does a rank find in its environment? Pure but for the choice of a free port.
+"""Environment of a rank. Pure but for the choice of a free port.
 
 The launcher's own environment, the options given as flags, and the rank's place in three spellings: HVDLITE_* (what
 hvdlite.init reads first), HOROVOD_* and torchrun's (what scripts read, and what torch.distributed's env:// needs). The

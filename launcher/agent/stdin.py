@@ -1,4 +1,4 @@
-"""Who reads what comes at the launcher's stdin? Nobody, or with `--stdin 0` rank 0, on whatever host it is.
+"""Forwarding of the launcher's stdin: to no rank, or with `--stdin 0` to rank 0, on any host.
 
 A job that took it unasked would swallow the rest of a shell's `while read` loop, and stop in the background when it
 looks at the terminal. So ranks read /dev/null by default.

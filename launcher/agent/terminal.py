@@ -1,4 +1,4 @@
-"""What does rank 0 write to with `--pty`? Terminals of its own, whose other ends are read as pipes are.
+"""Terminals for rank 0 with `--pty`; their other ends are read as pipes are.
 
 Programs look whether they write to a terminal, and show a progress bar or colours, or flush line by line, only then. So
 stdout and stderr of rank 0 are two terminals, as wide as the launcher's is beside its prefix. They change nothing that

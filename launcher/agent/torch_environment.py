@@ -1,4 +1,4 @@
-"""Where do ranks meet whose script says env:// to torch.distributed, its default? At MASTER_ADDR and MASTER_PORT.
+"""MASTER_ADDR and MASTER_PORT for scripts that use env:// of torch.distributed, its default.
 
 The user's own stay, where both are given. Else it is an address of rank 0's host and a port that is free there: the
 agent of each other host says one when it reports, because the launcher cannot see what is taken there. Rank 0 binds it

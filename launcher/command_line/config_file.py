@@ -1,4 +1,4 @@
-"""`--config-file`: how does a YAML file become flags? Horovod's keys, and some more, in; words of a command line out.
+"""`--config-file`: translate a YAML file with Horovod's keys, and some more, to a command line.
 
     controller: gloo
     params: {fusion_threshold_mb: 32, deterministic: true}

@@ -1,4 +1,4 @@
-"""Which words of the command line are ours? Splits it, and refuses flags that this version does not have.
+"""Split the command line into flags and command, and refuse flags that this version does not have.
 
 argparse cannot stop at the first word that is no option without guessing, so this file asks the parser which flags it
 knows and which of them take a value, and finds the place. A flag that nobody knows is refused with the nearest that

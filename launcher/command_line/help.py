@@ -1,4 +1,4 @@
-"""What do `hvdlite-run --help`, `--help-all` and `--completion` print? All three come from the parser of cli.py.
+"""Texts of `hvdlite-run --help`, `--help-all` and `--completion`, made from the parser of cli.py.
 
 The short help names the flags of COMMON: what most jobs need, on two screens. The long one names all.
 

@@ -1,4 +1,4 @@
-"""What do horovodrun's flags of stall check and log mean here? Those whose values have to be read.
+"""Flags of horovodrun for stall check and log, whose values have to be translated.
 
 Horovod turns each into a variable of its core, and so does this file, for scripts and for what comes later. Where
 hvdlite itself does nothing about it yet, one line says so: there are no log levels. Stalls are reported after

@@ -1,4 +1,4 @@
-"""What does the launcher hold of one host of the job? Two streams to the host's agent, and what is known of it.
+"""Link to one agent: two streams, and what is known of its host.
 
 The agent of this host is forked (`forked`); those of other hosts have reported (registration.py). Either way control
 carries JSON frames both ways, and output carries what ranks write, one frame per read; the launcher may leave the

@@ -1,4 +1,4 @@
-"""Who ended the job, what happens to the others, and with which exit code? Pure: events and times in, actions out.
+"""End of a job: the culprit, the signals to the others, the exit code. Pure: events and times in, actions out.
 
 The culprit is the rank that the first abort record names (the engines' own account of who was first), else the rank
 whose process was the first to end with a non-zero code. From the first such news on the others have a moment to fail

@@ -1,4 +1,4 @@
-"""Does an agent still live? A process that is stopped keeps its connections: the kernel answers for it.
+"""Heartbeat of agents: a stopped process keeps its connections, because the kernel answers for it.
 
 So the launcher asks each agent every `BEAT_S`, in a control frame, and one that has not answered for `limit` seconds is
 given up. Once the job is to be killed, `hurry`: an agent that is silent for `HURRIED_S` will not kill anybody.

@@ -1,4 +1,4 @@
-"""Who still runs long after others have ended well? That may be right (rank 0 saves, or evaluates), and it may hang.
+"""Report of ranks that run long after others have ended well: they may save or evaluate, or hang.
 
 Nobody waits for such a rank in a collective, so no stall report will name it, and the launcher waits with it. So after
 the time of a stall report it says once who still runs and, of those on this host, in which state: a rank that is

@@ -1,4 +1,4 @@
-"""What does the end of a server of tables mean? By itself nothing: those that have tables there judge.
+"""End of a parameter server: by itself it ends nothing; the ranks that have tables there decide.
 
 A server is no rank. Its number in the launcher is above those of all ranks: size + k. Its end is told at once, to the
 user and to the store, which tells the other servers, ranks that still wait for it, and all ranks where no server is

@@ -1,4 +1,4 @@
-"""What is to be run, where, and who brings the agents there? What the command line hands to job.py.
+"""Plan of a job: what runs, where, and how the agents get there. The command line hands it to job.py.
 
 A Plan for this host alone has its slots and no `gather`. With other hosts, `gather` is called once this host's agent is
 forked: it starts agents there (starters/starter.py) or waits for them (starters/rendezvous.py), and returns what

@@ -1,4 +1,4 @@
-"""Who has reported for the job? The meeting point of the agents of several hosts, before any rank is started.
+"""Registration of the agents of several hosts, before any rank is started.
 
 An agent on another host connects here twice: a stream for control and one for output. Each connection proves the job's
 secret (hvdlite/security/handshake.py) before a byte of it is parsed, then says HELLO: a small JSON frame that tells

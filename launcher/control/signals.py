@@ -1,4 +1,4 @@
-"""How do signals come into a loop over descriptors? As bytes in a socket, one for each, its number.
+"""Signals as bytes in a socket, for a loop over descriptors.
 
 Handlers do nothing themselves: Python's C handler writes the number, and whoever watches the loop's descriptors reads
 it. A zero byte is `ring`: another thread wants the loop to look around.

@@ -1,4 +1,4 @@
-"""What is each host's agent told to start, and with which environment? Pure but for the choice of a port.
+"""Start orders for each agent: ranks and their environment. Pure but for the choice of a port.
 
 The agent of the launcher's own host, a fork of it, gets all: command, folder, the whole environment with the secret.
 Those of other hosts know these by now, from where nobody listens (starters/agent_startup.py, starters/rendezvous.py);

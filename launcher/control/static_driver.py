@@ -1,4 +1,4 @@
-"""What does the end of a rank mean where the ranks of a job stay? It is the beginning of the job's end, or all is well.
+"""Driver of a job with a fixed number of ranks: a rank that fails ends the job.
 
 This is the simple policy of a job; elastic/driver.py is the other. A policy opens the store that suits it and decides
 what follows when a process ends, cannot be started, is reported by others or is lost with its host. What it decides

@@ -1,4 +1,4 @@
-"""`hvdlite-run doctor`: will a job run here, and if not, what is to be done?
+"""`hvdlite-run doctor`: check whether a job will run here, and print remedies.
 
 This host, and which rank a script would be that somebody starts here without hvdlite-run. With -H, --hostfile or in an
 allocation every host of the job: agents are brought there as for a job, all at once, and asked (probe/host_probe.py)

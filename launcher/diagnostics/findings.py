@@ -1,5 +1,4 @@
-"""What do facts about hosts mean for a job? Pure: what probe/host_probe.py has found in, lines with their fixes out;
-and which rank a script would be here, from the environment alone.
+"""Findings about hosts, with remedies, from the facts of probe/host_probe.py; and the rank of a script here. Pure.
 
 A finding is well, a warning (a job will run, but not as it could, or not everywhere) or a failure (a job will not run,
 or hosts will disagree). What is alike on all hosts is one line. Every warning and failure says what to do.

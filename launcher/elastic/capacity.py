@@ -1,4 +1,4 @@
-"""How many ranks may run on which host, and is another one started there now? Pure, but for the names of this host.
+"""Capacity of hosts: how many ranks may run on each, and whether to start another. Pure, but for this host's names.
 
 The hosts are those of the command line, or what the host discovery script offers at the moment. All names of this
 machine are one host. A host that is no longer offered has no slots, but its failures are remembered, since it may come

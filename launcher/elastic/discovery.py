@@ -1,4 +1,4 @@
-"""Which hosts does a host discovery script offer? It is run again and again beside the job, and believed with care.
+"""Host discovery script: run again and again beside the job, its output checked.
 
 The script prints `host:slots` or `host`, a line each, as Horovod's. It has a process group of its own and a time limit,
 and nothing here waits for it: its ends of the pipes are watched by one descriptor (an epoll), which the job's loop

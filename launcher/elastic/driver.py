@@ -1,4 +1,4 @@
-"""What does the end of a process mean where ranks come and go, and when is another one started?
+"""Elastic driver: what the end of a process means, and when another one is started.
 
 store/elastic_process_end.py judges an end. After a loss the others go on (store/elastic_membership.py says with which
 ranks), and where there is room another process is started. A failure of the script ends the job, as in every job.

@@ -1,4 +1,4 @@
-"""Which flags let ranks come and go, and what do they mean? horovodrun's, with its names.
+"""Flags of elastic jobs, with the names of horovodrun.
 
 Any of --min-np, --max-np and --host-discovery-script makes a job elastic. As with Horovod, --min-np is -np where it is
 not given, and without --max-np there are as many ranks as the hosts have slots for. Without -np a job begins with a

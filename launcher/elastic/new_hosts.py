@@ -1,4 +1,4 @@
-"""How do agents come from hosts that join a job that runs? As at its start, in a thread beside the job's loop.
+"""Agents of hosts that join a running job, started in a thread beside the job's loop.
 
 A name that no server knows, a host that does not answer or refuses, takes its time and costs nobody anything: the loop
 hears of it when all is decided. What is wrong is told, and the policy decides when the host is tried again.

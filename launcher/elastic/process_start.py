@@ -1,4 +1,4 @@
-"""When and where is a process of an elastic job started, and which ranks are to go?
+"""Start of a process of an elastic job: when, on which host, and which ranks leave for it.
 
 Hosts are those of the command line, or what the discovery script prints (discovery.py); capacity.py says which of them
 may get a process now, new_hosts.py brings agents from hosts that join. A process that is started after the first ones

@@ -1,4 +1,4 @@
-"""By which of its addresses do other hosts reach this one, and is a name another host's or this one's?
+"""Addresses of this host that others reach, and whether a name means this host.
 
 Nothing is guessed from the names of interfaces: the kernel is asked which route leads to the other host, and the
 address that the route leaves from is the one it can answer to. (docker0 has the same address on every host; no route

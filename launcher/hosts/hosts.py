@@ -1,4 +1,4 @@
-"""Which ranks run where? Pure but for `read`: host lists in text in, slots out.
+"""Host lists to slots: which ranks run on which host. Pure but for `read`.
 
 Accepted are `-H a:4,b` and host files with one host a line: `a slots=4`, `a:4` or `a`, with comments, blank lines and
 IPv6 addresses in brackets. A host without a number has one slot. Ranks fill hosts in order; cross_rank counts the hosts

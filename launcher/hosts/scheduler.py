@@ -1,4 +1,4 @@
-"""Which hosts has a scheduler given to this job? Pure: environment in, and files that it names; hosts out.
+"""Allocation of a batch scheduler: environment and the files that it names in, hosts out. Pure.
 
     Slurm   SLURM_JOB_NODELIST with SLURM_TASKS_PER_NODE: of the job, not of the step that this may run in
     LSF     LSB_MCPU_HOSTS ("a 4 b 4"), else LSB_DJOB_RANKFILE or LSB_HOSTS, a host for each slot

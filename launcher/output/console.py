@@ -1,4 +1,4 @@
-"""Where does the output of the ranks go? To the launcher's own stdout and stderr, and to files if asked.
+"""Console: the output of ranks on the launcher's stdout and stderr, and in files if asked.
 
 `Console` puts lines.py to work: one Screen per real destination (one for both when stdout and stderr are the same
 terminal or file), a prefix per rank and stream (or whole lines only: whole_lines.py), a file per rank and stream with

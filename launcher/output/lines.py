@@ -1,4 +1,4 @@
-"""How do the streams of many ranks become one readable text? Pure: bytes and times in, bytes out.
+"""Lines of many ranks as one readable text. Pure: bytes and times in, bytes out.
 
 `Lines` cuts one stream into pieces: whole lines, parts that a carriage return ends (a progress bar), and an unfinished
 line that has waited `UNFINISHED_S` (a prompt) or is longer than `LINE_MAX`. `Screen` puts the pieces of all streams

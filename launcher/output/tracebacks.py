@@ -1,4 +1,4 @@
-"""How are the tracebacks of many ranks shown, so that one can be read? Pure: pieces and times in, pieces out.
+"""Tracebacks of many ranks, folded so that one can be read. Pure: pieces and times in, pieces out.
 
 A rank writes its traceback line by line, and others write theirs at the same time. So what follows the first line of a
 traceback waits until the rank has been silent for `SILENT_S` or has ended, at most `LONGEST_S`, and comes as one block.

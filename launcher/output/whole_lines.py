@@ -1,4 +1,4 @@
-"""How does output look that is made of whole lines? For `--fold-output` and `--output-json`. Pure: times are given.
+"""Output of whole lines, for `--fold-output` and `--output-json`. Pure: times are given.
 
 A line of one rank is a line, or a JSON object. Folded, lines that several ranks say alike become one, under the numbers
 of all of them: `[0-3]<stdout>:epoch 1`. A line waits for the others to say it too, at most `FOLD_S`, and lines come out

@@ -1,4 +1,4 @@
-"""Where do ranks run when the command line names no host? Where a scheduler has given this job room, if one has.
+"""Placement of ranks when the command line names no host: the allocation of a scheduler, if there is one.
 
 One rank for each slot of the allocation, or as many as -np or --nproc-per-node says. On Slurm the agents come by srun
 (starters/slurm.py), elsewhere by the scheduler's own agent (starters/rsh.py) or ssh. Where the allocation is this host

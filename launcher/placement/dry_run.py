@@ -1,4 +1,4 @@
-"""What would run where, with which environment? The text of `--dry-run`. Pure.
+"""Text of `--dry-run`: what would run where, with which environment. Pure.
 
 What follows from the command line is shown as it will be; what only the start decides (ports, the secret) is named
 without a value. Of the launcher's own environment, which ranks get as well, only what they get differently is shown.

@@ -1,4 +1,4 @@
-"""Which hosts does the command line mean, and who brings the job there? Flags in, the place-related half of a Plan out.
+"""Flags that name hosts, and the starter that gets agents there: the host part of a Plan.
 
 Three ways: ranks on this host only (names and addresses of it included), hosts that are reached over ssh (-H,
 --hostfile), and hosts on which the same command is given (--nnodes, with torchrun's spellings; starters/rendezvous.py).

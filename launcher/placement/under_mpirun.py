@@ -1,4 +1,4 @@
-"""How does `hvdlite-run --mpi` bring its ranks to their places? By one mpirun, which carries an agent for each of them.
+"""Placement of `hvdlite-run --mpi`: one mpirun starts an agent for each rank.
 
 What is said to which MPI is in starters/mpirun.py, purely. Here is what touches the machine: the programs on PATH,
 their version, the interfaces of this host, and the agents (starters/mpi_agent.py) as they report. From then on it is a

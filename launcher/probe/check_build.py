@@ -1,4 +1,4 @@
-"""`--check-build`: what of this machine can hvdlite use, which version, from where, and what is missing why?
+"""`--check-build`: what hvdlite can use of this machine, versions and paths, and what is missing and why.
 
 Nothing of a framework is imported: the version comes from the package's metadata, the place from the import system's
 search. A shared library is opened in a process of its own under a deadline, because opening one runs its code: it may

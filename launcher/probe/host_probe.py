@@ -1,4 +1,4 @@
-"""What is this host like, and what does it reach? The part of `hvdlite-run doctor` that runs on every host.
+"""Probe of one host for `hvdlite-run doctor`: its limits, addresses, and what it reaches.
 
 On another host it is started as an agent is, reports to the doctor as an agent does, and then answers what is asked
 over the control stream, until that ends. On the doctor's own host it is called. It imports no framework, starts no

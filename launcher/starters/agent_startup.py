@@ -1,4 +1,4 @@
-"""How does a Plan get its other hosts by a starter? A place to report at, the job in words, and all hosts started.
+"""Start of all agents of a Plan: a port for registration, the starter's command, and the wait for all hosts.
 
 The address is that of this host on the route to the others, or on an interface that the user has named; the port is
 whatever is free, and is not listened at any longer than until all hosts have reported. What goes to a host over stdin

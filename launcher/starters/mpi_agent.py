@@ -1,4 +1,4 @@
-"""What does the mpirun of `hvdlite-run --mpi` start? This, in the place of each rank: the agent of that one rank.
+"""Agent of one rank, started by the mpirun of `hvdlite-run --mpi` in the rank's place.
 
 The mpirun carries ranks to their hosts and tells them of their MPI; an agent between it and the rank does what agents
 do elsewhere: it brings the rank's output to the launcher in whole, says how the rank ended, and leaves nothing behind.

@@ -1,4 +1,4 @@
-"""What does an mpirun have to be told? Pure: which MPI it belongs to and what is wanted in, a command line out.
+"""Command lines of mpirun, by the MPI that it belongs to. Pure.
 
 `hvdlite-run --mpi` is for those who must go through an MPI's own launcher, or have its options in their fingers. That
 launcher brings an agent to the place of each rank (mpi_agent.py), which starts it; the ranks meet over MPI

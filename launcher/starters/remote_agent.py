@@ -1,4 +1,4 @@
-"""What runs on another host of the job? This: it reports to the launcher and becomes that host's agent.
+"""Main of an agent on another host: it registers with the launcher and serves it.
 
 Whatever starts it (ssh, srun) runs `BOOT` (starter.py), which reads one line of JSON from stdin: the job's secret, the
 launcher's address, the command with its folder and environment. So nothing of it stands in an argument list or a file.

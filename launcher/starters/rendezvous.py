@@ -1,4 +1,4 @@
-"""How do hosts make one job without ssh? The same command on each of them, and one address at which they meet.
+"""Rendezvous of hosts without ssh: the same command on each of them, and one address.
 
     HVDLITE_SECRET_KEY=... hvdlite-run --nnodes 2 --node-rank 0 --nproc-per-node 4 --rdzv-endpoint a:29400 python t.py
 

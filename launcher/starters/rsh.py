@@ -1,4 +1,4 @@
-"""Which hosts are reached by something else than ssh? By an agent that a scheduler provides: `agent host command`.
+"""Agents of schedulers that replace ssh: `agent host command`.
 
 The MPI operator of Kubernetes names one to Open MPI (OMPI_MCA_plm_rsh_agent), LSF has blaunch and SGE qrsh, and where
 they are, ssh is often not allowed. What they must do is what ssh does: run the command there, and pass stdin on. Some

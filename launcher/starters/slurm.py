@@ -1,4 +1,4 @@
-"""How do agents come to the hosts of a Slurm allocation? By one srun, which starts an agent on each of them.
+"""Slurm: one srun starts an agent on each host of the allocation.
 
 srun is only the starter: an agent per node, whatever the number of ranks there, because srun alone gives another exit
 code than the failed rank's, misses processes in sessions of their own, and copies stdin to all. Each agent reads the

@@ -1,4 +1,4 @@
-"""How are other hosts reached over ssh, and what is wrong when they are not? Words for ssh, and its errors, read.
+"""ssh: its command line, and its errors explained.
 
 One ssh per host, never a question (BatchMode), host keys as the user's ssh has them (an unknown one is accepted once
 and kept, a changed one is refused). Only errors of the connection are tried again: a host whose sshd drops logins

@@ -1,4 +1,4 @@
-"""How do agents come to other hosts? A starter's processes (ssh, srun) run them there; this waits until all report.
+"""Starter: processes (ssh, srun) start agents on other hosts; wait until all have registered.
 
 A starter says which processes there are to be (`sessions`), whether a failed one is worth another attempt, and what a
 user should do about it. Here they are started, at most `AT_ONCE` that have not reported; each gets the job over stdin

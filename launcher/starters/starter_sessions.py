@@ -1,4 +1,4 @@
-"""What do the sessions say that have led to the job's other hosts (ssh, srun, an MPI's launcher), and what if one ends?
+"""Sessions (ssh, srun, an MPI's launcher) behind the agents: their output, and what their end means.
 
 What they say is shown: it is never good. The end of one means that its hosts are lost, or, where it has started the
 agents of many hosts and they are there still, that it has ended the ranks.

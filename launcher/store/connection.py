@@ -1,4 +1,4 @@
-"""What does the store know of one connection? Who is at its other end, as far as that is proved, and what waits for it.
+"""Connection of the store: its authenticated peer, and what waits for it.
 
 A stranger has proved nothing. A guest has a session, and is about to say what it is: a rank (JOIN), a server of tables
 (SERVE), or one that watches for news (WATCH). Only a rank says more.

@@ -1,4 +1,4 @@
-"""What happens in the epoch that an elastic job is in? Its allgather rounds, its end, and who reports whom as lost.
+"""Current epoch of an elastic job: its allgather rounds, its end, and reports of lost ranks.
 
 This is epochs.Epoch, with members for ranks: it opens with all of them, and the first failure ends it for all. A
 connection that ends without a BYE waits `SILENCE_S`, since the launcher will mostly know a better text.

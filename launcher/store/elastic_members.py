@@ -1,5 +1,4 @@
-"""What is a member of an elastic job, and which rank does it get? The terms of the book (elastic_membership.py), and
-the order.
+"""Members of an elastic job and the order in which they get ranks, for elastic_membership.py.
 
 A member is one process that the launcher has started; its number is never used twice. It keeps its host and its slot
 for life, and a newcomer takes the lowest slot that is free.

@@ -1,4 +1,4 @@
-"""Who is in an elastic job, and since when? The store's book where ranks come and go, without a socket or a process.
+"""Membership of an elastic job. A state machine without a socket or a process.
 
 An epoch is a list of members (elastic_members.py) that has been agreed on; the place in the list is the rank. A member
 that has joined again waits at the rendezvous for the next epoch. One rule opens it: no living member of the last epoch

@@ -1,4 +1,4 @@
-"""What does the book of an elastic job say, and in which words? elastic_membership.py says when, and to whom.
+"""Messages of the membership of an elastic job; elastic_membership.py decides when, and to which process.
 
 The first epoch has no ranks before it opens, so a member is called "a new rank" until then (Member.who). What ends the
 job or kills a member has a code of the catalogue; what merely tells of waiting has none. Each text is one sentence

@@ -1,4 +1,4 @@
-"""What does the end of one process mean to an elastic job? A pure function of all that is known of the process.
+"""End of one process in an elastic job: a pure function of all that is known of the process.
 
 The exit code alone does not say it. A shell turns SIGKILL into code 137, a pipe into 0. A script that gets SIGTERM may
 end with 0 in the middle of training. So three more facts count: whether the training function has returned on that rank

@@ -1,4 +1,4 @@
-"""When does a rank whose host is offered no more leave the job? Once nobody needs it any more, or after a limit.
+"""Removal of ranks whose host is no longer offered: when no rank needs them any more, or after a limit.
 
 A rank that is to go is interrupted at its next commit, and ends where the ranks meet. But the state lives on ranks
 alone: where all hosts are replaced at once, the last rank that has it stays until a newcomer has synchronized. So does

@@ -1,4 +1,4 @@
-"""Who is in the job, and since which init? The store's book, without a socket: joins, allgather rounds, losses.
+"""Epochs of the store: joins, allgather rounds and losses since each init. A state machine without a socket.
 
 The epoch of a rank is how many times it has joined before. An epoch opens when every rank of the job is in it; until
 then those present wait. An open epoch has at most one allgather round in the making. The first failure ends an epoch

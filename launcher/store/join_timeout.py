@@ -1,4 +1,4 @@
-"""How long do those at the rendezvous wait for the others? For whom, it is said after a moment; then it is decided.
+"""Join timeout: how long ranks at the rendezvous wait for missing ones, and the notice meanwhile.
 
 Survivors wait `rendezvous_s` from the first of them; who is missing then is killed. The first epoch waits for all that
 were started, for the start timeout that its members have brought; from then on it waits for --min-np of them only.

@@ -1,4 +1,4 @@
-"""Which servers of tables are connected to the store, and what are they told? The store's part in hvdlite/ps.
+"""Parameter servers that are connected to the store, and the notices to them.
 
 A server says SERVE once, with its number and address: ranks are told all addresses when they have joined. From then on
 it only listens. GONE: another server has ended, as the launcher has seen it. BYE: no rank lives, it may go. Who

@@ -1,5 +1,4 @@
-"""Where do the ranks meet? In this store: a small TCP server inside the launcher, spoken to by
-hvdlite/rendezvous/store_client.py.
+"""Store server: the TCP server in the launcher that ranks meet at. Client: hvdlite/rendezvous/store_client.py.
 
 It knows three things. Who has joined which epoch (the epoch of a rank is how many times it has joined before; an epoch
 opens when all ranks are in it); the allgather round that an open epoch is in; and who is gone. Each rank keeps its

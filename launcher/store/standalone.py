@@ -1,4 +1,4 @@
-"""Who keeps the store of a job that no launcher of ours has started? This process, which rank 0 starts.
+"""Standalone store: a process that rank 0 starts where no launcher of hvdlite runs.
 
 hvdlite/rendezvous/standalone_store.py runs it (hvdlite/system/python_command.py says how). One line of JSON on stdin
 says for how many ranks, at which address, at which ports to try, and the secret, which is in no argument list and no

@@ -1,4 +1,4 @@
-"""hvdlite-plan profile, pipeline, auto, network, rewrite: what do layers cost, where to cut, which network, which sums?
+"""hvdlite-plan profile, pipeline, auto, network, rewrite: costs of layers, cuts, networks, rewritten sums.
 
 Layers, plans and programs are files of the formats that layers.py, auto.py and program.py describe. What is measured or
 chosen is printed in words; files are written for other programs: layers for `pipeline` and `auto`, a plan for

@@ -1,4 +1,4 @@
-"""hvdlite-plan list, verify, draw, time, run: which plans are there, are they right, how fast, and do they really sum?
+"""hvdlite-plan list, verify, draw, time, run: tables of collectives, proved, drawn, timed and run.
 
 A plan is a name of `list`, or a file that ends with .json. Its number of ranks is said by --ranks, by the topology or
 by the file, the job's in `run`. Links are ports of one rate (--links) or a file (--topology), never both. Options of a

@@ -1,4 +1,4 @@
-"""What is the gradient of each collective? The rules of hvdlite.torch, in TensorFlow's words.
+"""Gradients of the collectives: the rules of hvdlite.torch for TensorFlow.
 
 A rule gets what is known of the call (`Past`) and the gradients of its results, and returns those of its inputs. The
 collectives that it makes are differentiable themselves. Allreduce and alltoall have their exact gradients; those of

@@ -1,4 +1,4 @@
-"""In what order does TensorFlow run the collectives of one name? What a node has to say about it when it is made.
+"""Order of collectives of one name in a graph: the control dependencies of a new node.
 
 Within tf.function automatic control dependencies run them in the order of the program, iterations of loops included, so
 a name that is started again is the next of its kind, on every rank. A graph of a session has no such order: a node runs

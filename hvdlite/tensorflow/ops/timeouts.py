@@ -1,4 +1,4 @@
-"""What becomes of an eager call whose own time (`timeout=`) is over? It ends with an error; its collective goes on.
+"""Eager calls whose own `timeout=` is over: they raise, and the collective goes on.
 
 A collective that ranks have voted for cannot be withdrawn (../../_core/deadline.py), so the error's `handle` leads to
 it: `hvd.synchronize(error.handle)` waits for it again, and brings what the call would have returned: tensors, and all

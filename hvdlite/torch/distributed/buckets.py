@@ -1,4 +1,4 @@
-"""Can memory that C++ owns become plane memory? DDP's buckets do: ranks of a host reduce them in place, without a copy.
+"""Buckets of DDP in shared memory: ranks of a host reduce memory that C++ owns without a copy.
 
 `UntypedStorage._share_fd_cpu_` moves a storage to shared pages of torch's, under all its views. Onto these the pages of
 a block of plane memory are mapped (mremap of a length of 0 maps the same pages once more), so torch goes on with its

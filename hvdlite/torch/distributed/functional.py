@@ -1,4 +1,4 @@
-"""Which functional collectives of torch's C++ do not reach a Python group? Those here, so they have kernels in Python.
+"""Kernels in Python for the functional collectives of torch that do not reach a Python group.
 
 C++ asks the base class of a group for all_gather_single and for coalescing, which torch's trampoline does not forward.
 The kernels serve groups of hvdlite; for all others they call torch's kernel, which is found before these are set. Torch

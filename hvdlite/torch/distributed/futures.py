@@ -1,4 +1,4 @@
-"""Who completes the futures of collectives, and when?
+"""Futures of collectives, and the thread that completes them.
 
 Those that hooks of DistributedDataParallel ask for, in a callback at the end of this backward, which comes before the
 one in which DDP waits for them: so no thread waits, and spins, while backward computes, and what failed leaves

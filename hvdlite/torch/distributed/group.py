@@ -1,4 +1,4 @@
-"""What is a process group of backend "hvdlite"? A Python subclass of torch's ProcessGroup.
+"""Process group of backend "hvdlite": a Python subclass of torch's ProcessGroup.
 
 C++ callers (DDP's reducer, functional collectives) reach it by torch's trampoline (PyProcessGroup.hpp), which finds our
 methods by name; Python callers find them as attributes. No method uses more of the base class than rank() and size().

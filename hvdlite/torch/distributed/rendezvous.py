@@ -1,4 +1,4 @@
-"""How do ranks that torch.distributed brings together become a job of hvdlite's?
+"""Rendezvous through torch.distributed: ranks that it brings together become a job of hvdlite.
 
 Under hvdlite-run they meet at the launcher's store, and a script that has called `hvd.init()` has a job already. All
 others meet over the store that init_process_group has: no port, no process and no secret of our own. Rank 0 draws the

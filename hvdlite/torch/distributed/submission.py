@@ -1,4 +1,4 @@
-"""How does a call of a process group travel? As one request of the core, or a group of them, on its process set.
+"""Submission of a process group's call: one request of the core, or a group of them, on its process set.
 
 The order of calls matches them on all ranks of a group. Two groups of the same ranks share one set and need not be
 used in one order, so of these only the first goes without names; the calls of the others are named by group and number.

@@ -1,4 +1,4 @@
-"""How does a tensor of torch.distributed become memory that the core reads, and how does what came become a tensor?
+"""Tensors of torch.distributed as memory for the core, and results as tensors.
 
 The core takes contiguous memory of its own dtypes. What is only moved goes as bytes where it has no such dtype; complex
 numbers are reduced as pairs of real ones; a tensor that is not contiguous goes as a copy, which `land` brings back.

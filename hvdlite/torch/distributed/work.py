@@ -1,4 +1,4 @@
-"""What does a caller of torch.distributed wait for? A Work: a collective under way, and its future.
+"""Work: a collective in flight and its future, as torch.distributed returns it.
 
 C++ asks a Work for wait and get_future only; the rest is for Python. Whoever polls reads the outputs without a wait, so
 is_completed lets the result land, too. What failed is raised by every wait, as the exception that it is. A future can

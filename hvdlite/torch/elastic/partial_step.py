@@ -1,4 +1,4 @@
-"""What of a step that is not over belongs to a commit, and what goes when ranks return to the commit?
+"""Unfinished step at a commit: what belongs to it, and what is dropped when ranks return to it.
 
 A lost rank ends a step anywhere: gradients are half made, passes are counted, some are under way, a GradScaler has
 unscaled. On the way back all of it goes: each gradient is None, as in a process that begins at the commit.

@@ -1,4 +1,4 @@
-"""Which samples are this rank's, when an epoch may be interrupted and resumed by other ranks?
+"""ElasticSampler: the samples of this rank in an epoch that other ranks may resume.
 
 All ranks shuffle alike, from seed and epoch. The samples of an epoch that are not processed yet are dealt out one by
 one, rank by rank; the first are dealt again until all ranks have equally many. Processed is told in one of two ways:

@@ -1,4 +1,4 @@
-"""How is the state of a PyTorch job saved in memory, restored and sent to new ranks?
+"""TorchState: save in memory, restore, and broadcast to new ranks.
 
 A handler per kind of object knows: of a model and an optimizer copies of their state_dict are kept, a sampler's
 processed samples are united over the ranks, everything else is an object that is pickled. The registry says which kind

@@ -1,4 +1,4 @@
-"""What is the gradient of each collective? Rules, and how a result that has arrived is hung into autograd's graph.
+"""Gradients of the collectives: the rules, and how a result joins autograd's graph.
 
 A rule gets what is known of the call (`Past`) and the gradients of its results, and returns those of its inputs. The
 collectives that it makes are differentiable themselves, so gradients of gradients work.

@@ -1,4 +1,4 @@
-"""Do all ranks send the same gradients in a round?
+"""Agreement of all ranks on the set of gradients that a round sends.
 
 A rank sends what is trainable on it, and that may differ: a layer is frozen on one rank for one step, or parameters
 were added on one rank only. A gradient that only some ranks send would be averaged with the others' of a later step.

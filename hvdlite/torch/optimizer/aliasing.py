@@ -1,5 +1,5 @@
-"""Who else has a gradient's memory? Autograd makes a gradient of whatever tensor nobody else holds, but a tensor is not
-its memory: where a parameter is used through a view (`bias.view(...)`, `unsqueeze`), p.grad may share its memory with a
+"""Gradients that share memory. Autograd makes a gradient of whatever tensor nobody else holds, but a tensor is not its
+memory: where a parameter is used through a view (`bias.view(...)`, `unsqueeze`), p.grad may share its memory with a
 gradient that backward still needs for another branch, or with the gradient of another parameter. What lies there must
 not change before backward is over, and views that the user holds must stay views.
 

@@ -1,4 +1,4 @@
-"""What does each rank's gradient count in the average?
+"""Weight of each rank's gradient in the average.
 
 As a rule the same: Average divides by the number of ranks. Two cases differ, and both need one number per rank and
 round, which travels as a tensor of its own beside the gradients, without anyone waiting for it before the round ends:

@@ -1,4 +1,4 @@
-"""Which backward pass is this gradient a part of, and when does it end?
+"""Backward passes: which one a gradient belongs to, and when that one ends.
 
 A hook of a parameter learns from autograd only the number of the graph task it runs in. Usually that task is the
 backward pass that the user started, and a callback queued in it runs when everything is accumulated and before

@@ -1,4 +1,4 @@
-"""How does a user's function reduce the gradients? Communication hooks on buckets, as DistributedDataParallel has them.
+"""Communication hooks on buckets, as DistributedDataParallel has them: a user's function reduces the gradients.
 
 A hook may use collectives without names, which are matched by their order, so it must be called for the same buckets in
 the same order on every rank, whatever order gradients become ready in. The layout is therefore the same everywhere: at

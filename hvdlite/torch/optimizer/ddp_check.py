@@ -1,4 +1,4 @@
-"""Does a DistributedDataParallel of torch average these gradients, too?
+"""Check that no DistributedDataParallel of torch averages the same gradients.
 
 Then each gradient is averaged by two libraries that know nothing of each other, and which of them writes it last is
 chance. DistributedDataParallel leaves no mark on a module or on a parameter, and its hooks are the Reducer's, in C++.

@@ -1,4 +1,4 @@
-"""How does any torch optimizer become one whose gradients are averaged over all ranks, while backward still runs?
+"""`DistributedOptimizer`: any torch optimizer becomes one that averages gradients while backward runs.
 
 `DistributedOptimizer` returns an object of a new class, made of our methods and the class of the optimizer it is given:
 isinstance, LR schedulers and GradScaler see the original. It takes over state and parameter groups, not copies. Hooks

@@ -1,4 +1,4 @@
-"""How does a round end on all ranks when the backward pass of one has ended with an exception?
+"""End of a round on all ranks when the backward pass of one has raised.
 
 The user catches the exception to go on with the next batch. Some gradients are under way by then and the other ranks
 wait for the rest, so a rank that only went on would be one round behind for good, and one that sent what it has would

@@ -1,4 +1,4 @@
-"""In what form does a gradient travel, and what is done to it before and after?
+"""Codec of gradients: compression and scaling before a gradient is sent, and after.
 
 A `Wire` knows an optimizer's reduction: op, scales, compression, process set, weights. It starts the exchange of one
 gradient or of a group, and gives back a `Flight`, whose `land` waits and puts the result into `p.grad`. In the plain

@@ -1,4 +1,4 @@
-"""Where do gradients lie, so that they can be reduced without a copy?
+"""Memory of gradients, arranged so that they are reduced without a copy.
 
 Plane memory (hvdlite._core.memory) is reduced where it lies, in about half the time; what lies elsewhere is copied in
 and out on the way. The question is what it costs to bring a gradient there. Measured on two ranks, per gradient in us:

@@ -1,5 +1,5 @@
-"""Which gradients travel together? By default each travels alone, as soon as it is ready, and the engine puts
-neighbours into one bucket; gradients of a group wait for the last of them.
+"""Groups of gradients that are sent together. By default each travels alone, as soon as it is ready, and the engine
+puts neighbours into one bucket; gradients of a group wait for the last of them.
 
 A carrier is told of gradients that may travel now; it sends them through the wire and notes the flight of each in the
 exchange. What it holds back it sends when the round ends (`rest`), or gives back when it is going to change

@@ -1,4 +1,4 @@
-"""What do libraries read of Horovod's optimizer that is private to it? Names, gradients under way, passes to come.
+"""Private attributes of Horovod's optimizer that libraries read: names, gradients in flight, passes to come.
 
 They look whether an optimizer has anything left to wait for, or what a parameter is called in a timeline. Each answer
 is made anew when it is read, so changing it has no effect. With one rank nothing is ever under way. What they tell a

@@ -1,4 +1,4 @@
-"""Do an optimizer's ranks have the same parameters, in the same order, and the same optimizer state?
+"""Check that ranks have the same parameters, in the same order, and the same optimizer state.
 
 A broadcast that was forgotten, a checkpoint that one rank loads, and a list of parameters that is in another order on
 each rank show in nothing but the result. So in some rounds the ranks compare a digest of their parameters, of the

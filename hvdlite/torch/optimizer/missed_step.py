@@ -1,4 +1,4 @@
-"""Has this rank taken the step that the others took?
+"""Check that this rank has taken the step that the others took.
 
 An exception of the user's script between backward and step, on one rank, is seen by nobody: the averages are there,
 the other ranks step with them, and the script may catch it and go on with the next batch. So a rank remembers that a

@@ -1,4 +1,4 @@
-"""Under which names do an optimizer's gradients travel, and which of them as one?
+"""Names of an optimizer's gradients on all ranks, and those that are sent as one.
 
 Names come from `named_parameters`, or are made of the group's and the parameter's number. Two optimizers may have equal
 names (a GAN, an ensemble): each further one gets a suffix that counts them, the same on all ranks of a process set if

@@ -1,4 +1,4 @@
-"""In which order do gradients become ready, and after which of them is the engine woken?
+"""Order in which gradients become ready, and the ones after which the engine is woken.
 
 Waking it for each of hundreds of gradients costs more than the gradients; waking it once leaves nothing to overlap. So
 gradients are gathered into runs: the first is small, that reduction begins early; each next one is twice as long, since

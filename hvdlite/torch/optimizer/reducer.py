@@ -1,4 +1,4 @@
-"""What does a distributed optimizer hold besides the original, and what happens from a gradient's hook to its average?
+"""Reducer: the state of a distributed optimizer, and the way of a gradient from its hook to its average.
 
 Hooks (`hooks`) note which gradients backward has added to. Where a run of them ends (`order`), and at the end of the
 pass, the gradient book says which of those noted are due, and they are sent in one call while backward goes on. When

@@ -1,4 +1,4 @@
-"""How is a sparse gradient waited for, which travels as two collectives? As one, by its flight (`gradient_codec`).
+"""Sparse gradients: the two collectives of one are waited for together (`gradient_codec`).
 
 Its indices go under the name that a dense gradient would have: a rank that takes it for dense makes an error by that,
 and then nobody may answer the values, which are left alone.

@@ -1,4 +1,4 @@
-"""On which of CUDA's streams was a gradient written, and what must follow that stream when the gradient is sent?
+"""CUDA streams of gradients: the one that wrote a gradient, and what must follow it when the gradient is sent.
 
 Autograd adds to a gradient on the stream that its part of forward ran on, and the gradient is sent later, by the hook
 of another parameter, whose stream may be another one. An event on that one says nothing of the first: the collective

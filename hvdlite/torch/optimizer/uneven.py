@@ -1,4 +1,4 @@
-"""How do ranks train together that have different numbers of batches?
+"""Uneven inputs: ranks train together that have different numbers of batches.
 
 Within `uneven_inputs` a rank that leaves its loop joins: the engine answers the others' reductions with zeros for it,
 and averages count the ranks that still have data. When all have left, everything is taken over from the rank that

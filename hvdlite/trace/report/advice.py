@@ -1,4 +1,4 @@
-"""What should be done? The table of a job in words: the most telling first, each with its numbers and a remedy.
+"""Advice from the table of a job: the most important first, each with its numbers and a remedy.
 
 Thresholds are those below which a change would hardly be noticed: a tenth of the step for what all ranks have in
 common, twice its fair share and a fiftieth of the step for a rank that others wait for. The first tenth of the steps

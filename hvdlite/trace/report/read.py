@@ -1,4 +1,4 @@
-"""What have the ranks written of their steps? Reads rank-K.steps.jsonl, also while training still appends to them.
+"""Reader of rank-K.steps.jsonl, also while training still appends to it.
 
 The first line of a file says whose steps they are, each further one is a step (hvdlite/metrics/step_log.py writes
 them). A file belongs to somebody else's program and may be cut, mixed up or written on purpose, so nothing in it is
