@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from .table_group import TableGroup
 
 _NAMES = {
-    "group": ("TableGroup",),
+    "table_group": ("TableGroup",),
     "optimizers": ("Adagrad", "Adam", "Add", "Ftrl", "Sgd", "uniform"),
     "cluster": ("serve",),
     "table": ("Table", "stats", "step"),
