@@ -29,7 +29,7 @@ _MANY_WORDS, _LEAST_SHARE_OF_MANY = 6, 0.35
 def messages() -> list[tuple[str, str]]:
     """(code, text) of each message, without values."""
     launcher = find_spec("hvdlite.launcher")
-    folders = [Path(__file__).parent, *map(Path, (launcher and launcher.submodule_search_locations) or ())]
+    folders = [Path(__file__).parent.parent, *map(Path, (launcher and launcher.submodule_search_locations) or ())]
     found: set[tuple[str, str]] = set()
     for folder in folders:
         for path in folder.rglob("*.py"):

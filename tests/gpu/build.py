@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 
 def described():
     """hvdlite/_core/ffi_build.py by itself: the package has no extension yet."""
-    spec = importlib.util.spec_from_file_location("_build", ROOT / "hvdlite" / "hvdlite/_core/ffi_build.py")
+    spec = importlib.util.spec_from_file_location("_build", ROOT / "hvdlite" / "_core" / "ffi_build.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

@@ -93,7 +93,7 @@ while not os.path.exists(os.path.join(sys.argv[1], "go")):
 
 
 def test_a_signal_before_the_first_epoch_is_remembered(tmp_path):
-    late = tmp_path / "hvdlite/tensorflow/ops/timeouts.py"
+    late = tmp_path / "late.py"
     late.write_text(LATE + Path(PROGRAM).read_text())
     plan = {**PLAN, "saved": str(tmp_path / "state")}
     with ElasticJob(tmp_path, "-np", "2", "--min-np", "1", plan=plan, program=str(late)) as job:

@@ -223,7 +223,7 @@ def test_nothing_is_left(mpi, who, tmp_path):
             os.kill(agents[0], signal.SIGKILL if "9" in who else signal.SIGSTOP)
         else:
             names = ("mpirun", "prterun")
-            found = [pid for pid, line in job.left().items() if line.split()[0].endswith(names) and "carried" in line]
+            found = [pid for pid, line in job.left().items() if line.split()[0].endswith(names) and "mpi_agent" in line]
             os.kill(min(found), signal.SIGKILL)
         code = job.process.wait(30)
         job.until_gone()

@@ -26,9 +26,9 @@ for _ in range(3):
 
 
 def test_a_script_may_end_after_its_last_step(tmp_path):
-    (tmp_path / "launcher/store/elastic_process_end.py").write_text(ENDS)
+    (tmp_path / "ends.py").write_text(ENDS)
     for _ in range(3 if EVERYTHING else 1):  # each imports torch anew
-        with Launch("-np", 2, "python", tmp_path / "launcher/store/elastic_process_end.py", merged=True) as job:
+        with Launch("-np", 2, "python", tmp_path / "ends.py", merged=True) as job:
             assert job.wait(60) == 0, job.out
 
 

@@ -8,7 +8,7 @@ import time
 import numpy as np
 import pytest
 
-from hvdlite.plan import Draft, PlanError, Table, make, proof, registry
+from hvdlite.plan import Draft, PlanError, Table, make, prove, registry
 from hvdlite.plan.proof import MOVED_MAX
 from hvdlite.plan.table import COPY, FOLD, HOW, MOVE, REDUCE, SUMS, from_json
 
@@ -73,7 +73,7 @@ def is_right(table, r):
 
 def is_proved(table):
     try:
-        return bool(proof(table))
+        return bool(prove(table))
     except PlanError as error:
         assert str(error).startswith(f"plan {table.name!r}: "), error
         return False
@@ -89,10 +89,10 @@ def test_tables_of_2_to_32_ranks():
 
 
 def test_ordered_tables():
-    told = {t.name: (proof(t).ordered, proof(t).in_rank_order) for t in every_plan(8) if t.kind == "allreduce"}
+    told = {t.name: (prove(t).ordered, prove(t).in_rank_order) for t in every_plan(8) if t.kind == "allreduce"}
     assert told["direct"] == told["central"] == (True, True)
     assert told["halving"] == (True, False) and told["ring"] == (False, False)
-    assert all(proof(table).ordered for table in every_plan(1) if table.kind in SUMS)
+    assert all(prove(table).ordered for table in every_plan(1) if table.kind in SUMS)
 
 
 def mutate(table, r):
@@ -132,7 +132,7 @@ def test_ring_of_64_ranks():
     begin = time.perf_counter()
     made = make("ring", 64)
     print(f"{len(made.moves)} moves made and proved in {time.perf_counter() - begin:.3f} s")
-    assert proof(made).moves == 2 * 63 * 64
+    assert prove(made).moves == 2 * 63 * 64
 
 
 def drafted(size, steps, kind="allreduce", chunks=1, n=1):
@@ -167,19 +167,19 @@ def drafted(size, steps, kind="allreduce", chunks=1, n=1):
 )
 def test_what_is_wrong_is_told(size, steps, text):
     with pytest.raises(PlanError) as error:
-        proof(drafted(size, steps))
+        prove(drafted(size, steps))
     assert text in str(error.value) and str(error.value).startswith("plan 'mine': ")
     assert str(error.value).endswith(" [HVD001]")
 
 
 def test_what_stands_where_nothing_is_given_is_no_zero():
     with pytest.raises(PlanError, match="chunk 0 of rank 1 holds what no rank gave"):
-        proof(drafted(2, "0+1", kind="broadcast"))
+        prove(drafted(2, "0+1", kind="broadcast"))
 
 
 def test_what_would_take_too_long_is_refused():
     with pytest.raises(PlanError, match=r"more than \d+ chunks in total \[HVD002\]"):
-        proof(drafted(2, "0=1;" * (MOVED_MAX // (1 << 20) + 1), chunks=1 << 20, n=1 << 20))
+        prove(drafted(2, "0=1;" * (MOVED_MAX // (1 << 20) + 1), chunks=1 << 20, n=1 << 20))
 
 
 def test_many_folds_beside_much_that_is_kept_are_quick():
@@ -191,7 +191,7 @@ def test_many_folds_beside_much_that_is_kept_are_quick():
         draft.fold(1 + k % 63, 0)
     table, begin = draft.table(), time.process_time()
     with pytest.raises(PlanError, match="in the end chunk 0 of rank 0 lacks"):
-        proof(table)
+        prove(table)
     assert time.process_time() - begin < 2
 
 
@@ -210,7 +210,7 @@ def test_rows_are_aligned_and_mean_the_same():
                 moves.append((2 * i + 1, r, r, r * share, share, HOW[FOLD]))
         numbers = [(*move[:5], HOW.index(move[5])) for move in sorted(moves, key=lambda move: move[0])]
         again = Table(table.name, table.kind, n, table.chunks, np.array(numbers, MOVE), table.root)
-        assert proof(again).ordered == proof(table).ordered
+        assert prove(again).ordered == prove(table).ordered
 
 
 def test_files(tmp_path):

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from hvdlite.plan import PlanError, algorithm, make, proof, registry
+from hvdlite.plan import PlanError, algorithm, make, prove, registry
 from hvdlite.plan.table import MOVES_MAX
 
 THEIRS = '''
@@ -63,7 +63,7 @@ def test_own_plans_are_there():
 
 
 def test_a_package_of_somebody_else_s(package):
-    assert proof(make("theirs", 5)).moves == 8
+    assert prove(make("theirs", 5)).moves == 8
     assert registry.names()["theirs"] == (("allreduce",), "to rank 0 and back", "plans_theirs")
     problems = registry.found_elsewhere()
     assert [line.split()[1] for line in problems] == ["plans_broken", "plans_ends", "plans_twice"]
@@ -84,7 +84,7 @@ def test_a_name_twice_is_refused():
 def test_a_generator_of_no_module_stays(package):
     exec(THEIRS.replace('"theirs"', '"typed", kinds="allreduce"'), {})
     registry.found_elsewhere()
-    assert registry.names()["typed"][0] == ("allreduce",) and proof(make("typed", 3)).moves == 4
+    assert registry.names()["typed"][0] == ("allreduce",) and prove(make("typed", 3)).moves == 4
 
 
 def test_a_generator_that_fails_is_named():

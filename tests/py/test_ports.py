@@ -81,7 +81,7 @@ if hvd.rank() == 0:
     of_rpc, of_ps = port_of(us.sockets.gate.address), port_of(them.addresses[0])
     of_agents, of_links = place.address[1], made[0].known.ends[0].port
     at_rpc = lambda at: at_gate(us.sockets.door._keys, us.sockets.gate.address)
-    at_ps = lambda at: at_gate(cluster._curve.Keys(them._secret, "ps", zmq), them.addresses[0])
+    at_ps = lambda at: at_gate(cluster.curve.Keys(them._secret, "ps", zmq), them.addresses[0])
     threading.Thread(target=probes, daemon=True).start()
 step = 0
 while not hvd.broadcast(np.array([over.is_set()]), 0)[0]:
