@@ -77,7 +77,7 @@ def run(
         raise TypeError(f"run() needs a synchronous client of distributed, not {client!r} [HVD244]")
     call, given = driver.call_of(fn, args, kwargs), driver.variables(env)
     chosen = _chosen(client, num_proc, workers)
-    meeting = driver.Meeting(len(chosen), _address(distributed, chosen), start_timeout)
+    meeting = driver.DriverStore(len(chosen), _address(distributed, chosen), start_timeout)
     futures: dict[Any, int] = {}
     with contextlib.ExitStack() as ends:
         ends.callback(meeting.close)
@@ -158,10 +158,10 @@ def _made(environ: Mapping[str, str | None], call: bytes) -> driver.Answer:
 
 
 def _gathered(
-    distributed: Any, client: Any, chosen: Sequence[str], futures: Mapping[Any, int], meeting: driver.Meeting
-) -> driver.Gathered:
+    distributed: Any, client: Any, chosen: Sequence[str], futures: Mapping[Any, int], meeting: driver.DriverStore
+) -> driver.WorkerAnswers:
     """Answers as they come, and workers that are gone."""
-    gathered, waiting = driver.Gathered(len(chosen)), dict(futures)
+    gathered, waiting = driver.WorkerAnswers(len(chosen)), dict(futures)
     while not gathered.over:
         began = time.monotonic()
         with contextlib.suppress(TimeoutError, distributed.TimeoutError):

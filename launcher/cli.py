@@ -201,7 +201,7 @@ def _by_mpi(
     options: Mapping[str, str],
     forward: Mapping[str, str],
     timeout: float,
-) -> host_flags.Placement:
+) -> host_flags.RankPlacement:
     """--mpi. Raises UsageError."""
     from .placement import under_mpirun
 
@@ -213,7 +213,7 @@ def _by_mpi(
 
 def _start(
     asked_for: plan.Plan,
-    where: host_flags.Placement,
+    where: host_flags.RankPlacement,
     forward: Mapping[str, str],
     asked: argparse.Namespace,
     traces: str | None,

@@ -32,7 +32,7 @@ from .control.agent_link import AgentLink
 from .control.ending import KILL, LOST, Ending, Send
 from .control.heartbeat import Heartbeat
 from .control.lingering_ranks import Lingering
-from .control.plan import Gathered, Plan
+from .control.plan import Plan, RemoteHosts
 from .control.signals import ENDING, PASSED_ON, Signals
 from .control.start_orders import Orders, shown
 from .control.static_driver import StaticDriver
@@ -48,7 +48,9 @@ OUTPUT_S = 2.0  # after a signal has ended the job, for output that is slow to b
 class Job:
     """Runs one Plan in this process's main thread."""
 
-    def __init__(self, plan: Plan, signals: Signals, own: AgentLink | None, far: Gathered, strangers: set[int]) -> None:
+    def __init__(
+        self, plan: Plan, signals: Signals, own: AgentLink | None, far: RemoteHosts, strangers: set[int]
+    ) -> None:
         self.plan, self.signals, self.far = plan, signals, far
         self.branches = [*([own] if own is not None else []), *far.branches]
         self.own, self._strangers = own, strangers  # the latter: children from before exec, none of ours
@@ -80,7 +82,7 @@ class Job:
         self.store = self.policy.open_store(self.number)
         self.ending.left = self.store.left
         self.console.start()
-        self._order_start(rank_environment.Meeting(*self.store.address, self.far.secret, self.number))
+        self._order_start(rank_environment.StoreAccess(*self.store.address, self.far.secret, self.number))
         self.watch(self.store, lambda: None)  # served every round: deadlines
         self.watch(self.signals, lambda: self.signalled(self.signals.read()))
         for each in self.branches:
@@ -99,7 +101,7 @@ class Job:
         """It is closed next."""
         self._selector.unregister(source)
 
-    def _order_start(self, meeting: rank_environment.Meeting) -> None:
+    def _order_start(self, meeting: rank_environment.StoreAccess) -> None:
         plan, own = self.plan, self.own
         first = next(each for each in self.branches if 0 in each.ranks)
         if rank_environment.sets_threads(plan.environ, self.far.slots) and not plan.attempt:

@@ -19,7 +19,7 @@ from hvdlite.trace import directory
 
 from .agent import process, stdin
 from .control import agent_link
-from .control.plan import Gathered, Plan
+from .control.plan import Plan, RemoteHosts
 from .control.signals import ENDING, Signals
 from .job import Job
 from .output.whole_lines import words
@@ -80,7 +80,7 @@ def _attempt(plan: Plan, signals: Signals, strangers: set[int]) -> tuple[int, bo
     own = None
     if plan.here is not None:
         own = agent_link.forked(plan.here, stdin.own() if plan.stdin else -1, signals.ends)
-    far = Gathered([], plan.slots, "127.0.0.1", os.urandom(32))
+    far = RemoteHosts([], plan.slots, "127.0.0.1", os.urandom(32))
     try:
         if plan.gather is not None:
             far = plan.gather(plan, signals)

@@ -32,8 +32,8 @@ from .request import ASIDE as ASIDE
 from .request import NOW as NOW
 from .request import QUIET as QUIET
 from .request import SOON as SOON
-from .request import Gathered as Gathered
 from .request import Pending as Pending
+from .request import RaggedResult as RaggedResult
 from .request import Request as Request
 from .request import given as given
 from .request import kick as kick

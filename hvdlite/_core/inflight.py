@@ -146,7 +146,7 @@ class Flights:
         _several.discard(self)
 
 
-class Member(Flight):
+class BatchedFlight(Flight):
     """One of several requests that are submitted in one call, each of which has an owner of its own."""
 
     __slots__ = ("_group",)

@@ -18,7 +18,7 @@ from ..errors import is_outcome
 from ..errors.user_warning import warn
 from ..system.bounded_cache import remember
 from .device import risk
-from .inflight import Flight, Flights, Member, abandon, abandoned, flying, idle, refuse_twice, sweep, take
+from .inflight import BatchedFlight, Flight, Flights, abandon, abandoned, flying, idle, refuse_twice, sweep, take
 from .library import SEND, TEXT_BYTES, checked, error_for, ffi, lib, require_job, text_of, thread
 from .wait_limit import WAIT_MS, waited
 
@@ -96,7 +96,7 @@ class Request:
         checked(lib.hvd_check(whole, thread.text, TEXT_BYTES), thread.text)
 
 
-class Gathered(NamedTuple):
+class RaggedResult(NamedTuple):
     """Result of a ragged collective; valid until its Pending is released. address: that of the target, if the result
     has its `output_bytes`; else the core's memory, always on a device."""
 
@@ -176,14 +176,14 @@ class Pending:
         if self.ready is not None:
             risk(self._flight.keep if self._flight is not None else None)
 
-    def gathered(self) -> Gathered:
+    def gathered(self) -> RaggedResult:
         """After `wait`: what a ragged collective has brought."""
         output = ffi.new("struct hvd_output *")
         code = lib.hvd_result(self.native, output)
         if code != _OK:
             raise error_for(code, "the result of this collective is no longer there")
         rows_of = [] if output.rows_of == ffi.NULL else [output.rows_of[i] for i in range(output.size)]  # join has none
-        return Gathered(output.data, output.bytes, output.rows, rows_of)
+        return RaggedResult(output.data, output.bytes, output.rows, rows_of)
 
     def release(self) -> None:
         """Gives the core its slot and its result back and lets go of `keep`: now or, should it still be in flight, as
@@ -212,7 +212,7 @@ def request(
     group: int = 0, group_count: int = 0, priority: int = 0, output_bytes: int = 0
 ) -> Request:  # fmt: skip
     """The Request that says this, made when it is asked for the first time. output_bytes: how many an allgather's or
-    alltoall's result has, if it shall land at the target; see `Gathered`. Raises ValueError: a NUL in the name, a
+    alltoall's result has, if it shall land at the target; see `RaggedResult`. Raises ValueError: a NUL in the name, a
     priority that is no int32."""
     key = (kind, op, dtype, name, shape, root, peer, splits, prescale, postscale, process_set, group, group_count,
            priority, output_bytes)  # fmt: skip
@@ -319,7 +319,7 @@ def submit_group(members: Sequence[Given], quiet: int) -> list[Pending]:
         natives[place] = known.native[0]
         native = pointers[place] = natives + place
         native.input, native.output, native.quiet = ffi.cast("void *", source), ffi.cast("void *", target), quiet
-        flight = Member(group, place)
+        flight = BatchedFlight(group, place)
         flight.keep, flight.request = keep, known
         if known.name is not None:
             flying[known.name] = flight

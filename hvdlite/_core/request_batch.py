@@ -18,7 +18,7 @@ from .request import made as request_made
 from .wait_limit import WAIT_MS, waited
 
 
-class Member(NamedTuple):
+class BatchEntry(NamedTuple):
     """One tensor of a run."""
 
     name: str
@@ -31,7 +31,9 @@ class Run:
 
     __slots__ = ("_addresses", "_keep", "_pointers", "_requests", "count")
 
-    def __init__(self, members: Sequence[Member], op: int, prescale: float, postscale: float, process_set: int) -> None:
+    def __init__(
+        self, members: Sequence[BatchEntry], op: int, prescale: float, postscale: float, process_set: int
+    ) -> None:
         made = [
             request_made(
                 lib.HVD_ALLREDUCE, op, member.dtype, member.name, member.shape, 0, 0, None, prescale, postscale,

@@ -1,11 +1,11 @@
 """Driver of a job on the workers of Ray, Spark or Dask: ranks for the workers, results and errors back.
 
-In the driver, `Meeting` keeps the store that hvdlite-run keeps (launcher/store/server.py), in a thread, and makes the
-environment of each rank. In the worker, `made` puts that environment in place, calls the user's function, and tells the
-other ranks how it ended: an engine catches the exception and keeps the worker, so no hook of ours sees it. What comes
-of the call goes back as an `Answer`, also an exception: engines show that of any rank, among many lines of their own.
-In the driver again, `Gathered` takes answers and losses as they come and raises the first that is no consequence of
-another, with the traceback of its rank.
+In the driver, `DriverStore` keeps the store that hvdlite-run keeps (launcher/store/server.py), in a thread, and makes
+the environment of each rank. In the worker, `made` puts that environment in place, calls the user's function, and tells
+the other ranks how it ended: an engine catches the exception and keeps the worker, so no hook of ours sees it. What
+comes of the call goes back as an `Answer`, also an exception: engines show that of any rank, among many lines of their
+own. In the driver again, `WorkerAnswers` takes answers and losses as they come and raises the first that is no
+consequence of another, with the traceback of its rank.
 
 Engines stand above this (ray/, spark/, dask.py), and each adds how it places workers and how it sees that one is gone.
 """
@@ -59,7 +59,7 @@ def library(name: str, extra: str) -> Any:
         ) from None
 
 
-class Meeting:
+class DriverStore:
     """The store of one job of `size` ranks, in a thread of this process. address: of this host, one that all workers
     reach. Ends with `close`, or when nobody refers to it any more. Raises OSError where it cannot listen."""
 
@@ -123,7 +123,7 @@ class Meeting:
 
 
 def _serve(store: Any, ends: queue.SimpleQueue[Any], over: threading.Event) -> None:
-    """The store is for one thread only, so what the driver knows comes through the queue. No method of Meeting: a
+    """The store is for one thread only, so what the driver knows comes through the queue. No method of DriverStore: a
     thread would keep it alive."""
     while not over.is_set():
         with contextlib.suppress(queue.Empty):
@@ -294,7 +294,7 @@ def become(changes: Mapping[str, str | None]) -> None:
         config.write(name, value)
 
 
-class Gathered:
+class WorkerAnswers:
     """What is known of the ranks of one call, in the order in which it came."""
 
     def __init__(self, size: int) -> None:

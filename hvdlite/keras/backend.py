@@ -21,7 +21,7 @@ from ..process_sets.process_set import global_process_set
 from .initial_check import StartCheck
 from .list_check import SAME_VARIABLES, Listed, compare
 from .naming import everywhere
-from .order_check import Order
+from .order_check import VariableOrder
 
 
 def legacy() -> bool:
@@ -103,7 +103,7 @@ def broadcast(variables: Sequence[Any], root_rank: int) -> None:
     shapes = [f"{variable.dtype}{list(variable.shape)}" for variable in variables]
     shown = [f"{everywhere(variable)} {shape}" for variable, shape in zip(variables, shapes)]
     compare(Listed("broadcast_variables", count, "variables", shapes, shown, SAME_VARIABLES))
-    order = Order("broadcast_variables", variables, shapes)
+    order = VariableOrder("broadcast_variables", variables, shapes)
     most = ops().allreduce(torch.tensor(order.of_names, device="cpu"), op=Max, name=f"{order.what}.names")
     compare(order.listed if most[0] == -most[1] else order.listed._replace(compared=()))
     with torch.no_grad():

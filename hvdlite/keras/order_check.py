@@ -25,7 +25,7 @@ _SAME_ORDER = (
 )
 
 
-class Order:
+class VariableOrder:
     """The names of a list of variables, in their order.
 
     what: whose list it is. forms: of each variable its dtype and shape, as errors show them.

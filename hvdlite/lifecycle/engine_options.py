@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ..transport.mesh import Rows
 
 
-def of_job(settings: config.Settings, store: store_client.Meeting | None, life: int) -> tuple[bytes, int, int]:
+def of_job(settings: config.Settings, store: store_client.Rendezvous | None, life: int) -> tuple[bytes, int, int]:
     """What only this life of this job has: its secret, its number, its epoch."""
     secret, job = settings.values["secret_key"], settings.values["job_id"]
     if store is None:
@@ -33,7 +33,7 @@ def of_job(settings: config.Settings, store: store_client.Meeting | None, life: 
 def options(
     place: discovery.Place,
     settings: config.Settings,
-    store: store_client.Meeting | None,
+    store: store_client.Rendezvous | None,
     seats: Seats | None,
     rows: Rows | None,
     life: int,

@@ -44,7 +44,7 @@ class _Life:
     def __init__(self) -> None:
         self.lock = threading.RLock()
         self.pid = 0  # of the process that registered the hooks
-        self.store: store_client.Meeting | None = None
+        self.store: store_client.Rendezvous | None = None
         self.links: JobLinks | None = None
         self.homogeneous = True
         self.aborts = False  # whether this rank ends by an exception; the engine may not have taken note of it yet
@@ -60,7 +60,7 @@ _inherited: list[Any] = []  # what a forked child must neither use nor close
 class _Boot:
     """The bootstrap that the engine calls back during hvd_init. One rank alone needs no store."""
 
-    def __init__(self, store: store_client.Meeting | None) -> None:
+    def __init__(self, store: store_client.Rendezvous | None) -> None:
         self.store = store
         self.error: BaseException | None = None
 
@@ -196,7 +196,7 @@ def _prepare(settings: config.Settings) -> None:
 
 def _found(
     comm: Any, environ: dict[str, str], settings: config.Settings
-) -> tuple[discovery.Place, store_client.Meeting | None]:
+) -> tuple[discovery.Place, store_client.Rendezvous | None]:
     """The place of this rank, and where it meets the others if that is MPI."""
     if settings.values["member"] is not None:
         return elastic_member.joined(settings.values, _core.VERSION, _core.WIRE_VERSION)
@@ -242,7 +242,7 @@ def _register(sets: list[ProcessSet]) -> None:
 
 
 def _start(
-    place: discovery.Place, settings: config.Settings, store: store_client.Meeting | None, seats: Seats | None
+    place: discovery.Place, settings: config.Settings, store: store_client.Rendezvous | None, seats: Seats | None
 ) -> JobLinks | None:
     """Start the engine; on failure say so to the store and close it."""
     boot, links = _Boot(store), None

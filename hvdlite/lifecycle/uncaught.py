@@ -209,7 +209,7 @@ def _of_exit(called: str, status: Any, frame: FrameType) -> str:
     return " ".join(text.split())
 
 
-def refused(store: store_client.Meeting, rank: int, error: BaseException, again: bool) -> None:
+def refused(store: store_client.Rendezvous, rank: int, error: BaseException, again: bool) -> None:
     """Tells the others why this rank's init has failed. Who waited in vain is not the cause: who did not come is.
     again: ranks that cannot reach each other meet anew."""
     if isinstance(error, HvdTimeoutError) and error.rank is not None and error.rank != rank:

@@ -294,7 +294,7 @@ class Exchanges(Tensors[T]):
             at, source = start + count * row_bytes, source + count * row_bytes
         return block, lengths
 
-    def _unpacked(self, gathered: _core.Gathered) -> tuple[T, bool]:
+    def _unpacked(self, gathered: _core.RaggedResult) -> tuple[T, bool]:
         head = byte_exchange.read_int64(gathered.address, 2)
         shape = tuple(byte_exchange.read_int64(gathered.address, 2 + head[1])[2:])
         result = self.adapter.new(shape, _core.dtype_name(head[0] & (_TRACKED - 1)))

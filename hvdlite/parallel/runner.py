@@ -32,7 +32,7 @@ from .finish import Finish, digests, ties_of
 from .settings import agree, check_parts, chosen, named, number_of, same_start
 from .stage import chunks_on
 from .structure import copied, joined
-from .weights import Place, Policy
+from .weights import Policy, StagePosition
 
 _AHEAD = 2  # actions
 
@@ -123,7 +123,7 @@ class Pipeline(Saved):
         self._timeout = timeout
         self._loss_is_late = together and not self._flushes and micro_batches < self.stages
         steady = [] if self._flushes else self._plan(self.stage, self.stages, micro_batches, 2 * self.stages)
-        place = Place(self.stage, self.stages, micro_batches, float(schedules.delay(steady)))
+        place = StagePosition(self.stage, self.stages, micro_batches, float(schedules.delay(steady)))
         self.weights = policy(stage, place, **options)
         every = {"step": micro_batches, "each": 1, "once": None}[shapes]
         self._chunks = self._connected(mesh, axis, every, timeout, checkpoint)

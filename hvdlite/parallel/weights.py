@@ -32,7 +32,7 @@ Leaves = dict[str, torch.Tensor]
 Step = Callable[[float], None]
 
 
-class Place(NamedTuple):
+class StagePosition(NamedTuple):
     """Where in the pipeline a policy works. tau: updates between the forward and the backward of a micro-batch here, on
     average, read from the stage's list of actions."""
 
@@ -47,7 +47,7 @@ class Policy:
 
     flushes = False  # whether the pipeline is empty at each update
 
-    def __init__(self, module: torch.nn.Module, place: Place) -> None:
+    def __init__(self, module: torch.nn.Module, place: StagePosition) -> None:
         self.module, self.params, self.place = module, dict(module.named_parameters()), place
         self._sums: dict[str, torch.Tensor] = {}
         self.version = 0  # updates made
@@ -90,7 +90,7 @@ class Policy:
         self.version = state["version"]
 
     @staticmethod
-    def copies(place: Place, actions: list[Action]) -> int:
+    def copies(place: StagePosition, actions: list[Action]) -> int:
         """How many versions will lie in memory at once when this list runs; for drawings."""
         return 1
 
@@ -123,7 +123,7 @@ class Flush(Policy):
 class Stash(Policy):
     """Weight stashing: forward with the newest weights, backward with the same (PipeDream, SOSP'19, section 3.3)."""
 
-    def __init__(self, module: torch.nn.Module, place: Place) -> None:
+    def __init__(self, module: torch.nn.Module, place: StagePosition) -> None:
         super().__init__(module, place)
         self.versions: dict[int, Leaves] = {0: self._leaves()}
         self._users = {0: 0}  # micro-batches in flight, by version
@@ -178,7 +178,7 @@ class Stash(Policy):
         return False
 
     @staticmethod
-    def copies(place: Place, actions: list[Action]) -> int:
+    def copies(place: StagePosition, actions: list[Action]) -> int:
         return copies(actions, lambda k, done: done)
 
 
@@ -196,7 +196,7 @@ class Vertical(Stash):
         return self.place.stage > 0
 
     @staticmethod
-    def copies(place: Place, actions: list[Action]) -> int:
+    def copies(place: StagePosition, actions: list[Action]) -> int:
         return copies(actions, lambda k, done: max(0, k - place.stages + 1) // place.per_update)
 
 
@@ -205,7 +205,7 @@ class TwoVersions(Stash):
     3.1). After `drain` it starts anew: the next mini-batch sees the newest version. ValueError for fewer micro-batches
     in an update than stages: a stage would need a version not yet made."""
 
-    def __init__(self, module: torch.nn.Module, place: Place) -> None:
+    def __init__(self, module: torch.nn.Module, place: StagePosition) -> None:
         if place.per_update < place.stages:
             raise ValueError(
                 f"2bw needs at least as many micro-batches for each update as stages, but {place.per_update} < "
@@ -224,7 +224,7 @@ class TwoVersions(Stash):
         return True
 
     @staticmethod
-    def copies(place: Place, actions: list[Action]) -> int:
+    def copies(place: StagePosition, actions: list[Action]) -> int:
         return copies(actions, lambda k, done: max(k // place.per_update - 1, 0))
 
 
@@ -239,7 +239,7 @@ class PipeMare(Policy):
     """
 
     def __init__(
-        self, module: torch.nn.Module, place: Place, decay: float = 0.1353352832366127, anneal: int = 0,
+        self, module: torch.nn.Module, place: StagePosition, decay: float = 0.1353352832366127, anneal: int = 0,
         correct: bool = True
     ) -> None:  # fmt: skip
         super().__init__(module, place)

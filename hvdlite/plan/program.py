@@ -36,7 +36,7 @@ PRIME = (1 << 31) - 1
 Vectors = dict[str, list[NDArray[np.int64]]]
 
 
-class Line(NamedTuple):
+class ProgramLine(NamedTuple):
     op: str
     out: str
     inputs: tuple[str, ...]
@@ -50,7 +50,7 @@ class Program:
 
     axes: tuple[tuple[str, int], ...]
     inputs: dict[str, int]
-    lines: tuple[Line, ...]
+    lines: tuple[ProgramLine, ...]
     outputs: tuple[str, ...]
     parts: dict[str, list[list[int]]] = field(init=False, compare=False, repr=False)
     lengths: dict[str, int] = field(init=False, compare=False, repr=False)
@@ -82,7 +82,7 @@ class Program:
     def size(self) -> int:
         return math.prod(length for _, length in self.axes)
 
-    def _length(self, line: Line, known: dict[str, int]) -> int:
+    def _length(self, line: ProgramLine, known: dict[str, int]) -> int:
         """Of what a line makes. Raises ValueError."""
         op, _, inputs, group, more = line
         if op not in INPUTS_OF or len(inputs) != INPUTS_OF[op]:
@@ -172,13 +172,13 @@ def from_json(text: str, origin: str = "program") -> Program:
         raise PlanError(f"{origin}: not a program: {told[:200]} [HVD006]") from None
 
 
-def _line(row: Any, number: int) -> Line:
+def _line(row: Any, number: int) -> ProgramLine:
     if not isinstance(row, list) or not 4 <= len(row) <= 5 or not isinstance(row[2], list):
         raise ValueError(f"line {number} is not [op, out, [in, ...], group] or one thing more")
     op, out, inputs, group, *more = row
     if not all(isinstance(each, str) for each in (op, out, *inputs, group or "")):
         raise ValueError(f"line {number} has a name that is no text")
-    return Line(
+    return ProgramLine(
         op, out, tuple(inputs), group, (tuple(more[0]) if isinstance(more[0], list) else more[0]) if more else None
     )
 

@@ -21,9 +21,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
-from .program import ELEMENTS_MAX, LINES_MAX, Line, Price, Program, Where, price, same
+from .program import ELEMENTS_MAX, LINES_MAX, Price, Program, ProgramLine, Where, price, same
 
-Rewrite = tuple[str, set[int], list[Line]]  # the rule, the lines that go, those that come in place of the last of them
+Rewrite = tuple[
+    str, set[int], list[ProgramLine]
+]  # the rule, the lines that go, those that come in place of the last of them
 
 
 class Improved(NamedTuple):
@@ -46,7 +48,7 @@ class _Site:
     def length(self, group: str | None) -> int:
         return len(self.program.parts[group][0]) if group else 0
 
-    def alone(self, name: str, *readers: int) -> tuple[int, Line] | None:
+    def alone(self, name: str, *readers: int) -> tuple[int, ProgramLine] | None:
         """The line that makes it, with its place, if no other line but the readers needs it."""
         at = self.made.get(name)
         if at is None or name in self.program.outputs:
@@ -67,7 +69,7 @@ def rewrites(program: Program, fresh: Callable[[], str]) -> Iterator[tuple[str, 
                     yield rule, replace(program, lines=(*before, *lines, *after))
 
 
-def _apart(site: _Site, i: int, line: Line) -> Iterator[Rewrite]:
+def _apart(site: _Site, i: int, line: ProgramLine) -> Iterator[Rewrite]:
     """An allreduce in parts."""
     _, out, inputs, group, _ = line
     if line.op != "ar" or group is None:
@@ -75,18 +77,26 @@ def _apart(site: _Site, i: int, line: Line) -> Iterator[Rewrite]:
     n = site.program.lengths[inputs[0]]
     if n % site.length(group) == 0:
         t = site.fresh()
-        yield "1 ar = rs, ag", {i}, [Line("rs", t, inputs, group), Line("ag", out, (t,), group)]
+        yield "1 ar = rs, ag", {i}, [ProgramLine("rs", t, inputs, group), ProgramLine("ag", out, (t,), group)]
     if "+" in group:
         first, rest = group.split("+", 1)
         for a, b in ((first, rest), (rest, first)):
             t, u = site.fresh(), site.fresh()
-            yield "3 ar over a+b = ar over a, ar over b", {i}, [Line("ar", t, inputs, a), Line("ar", out, (t,), b)]
+            yield (
+                "3 ar over a+b = ar over a, ar over b",
+                {i},
+                [ProgramLine("ar", t, inputs, a), ProgramLine("ar", out, (t,), b)],
+            )
             if n % site.length(a) == 0:
-                lines = [Line("rs", t, inputs, a), Line("ar", u, (t,), b), Line("ag", out, (u,), a)]
+                lines = [
+                    ProgramLine("rs", t, inputs, a),
+                    ProgramLine("ar", u, (t,), b),
+                    ProgramLine("ag", out, (u,), a),
+                ]
                 yield "4 ar over a+b = rs a, ar b, ag a", {i}, lines
 
 
-def _pair(site: _Site, i: int, line: Line) -> Iterator[Rewrite]:
+def _pair(site: _Site, i: int, line: ProgramLine) -> Iterator[Rewrite]:
     """A line and the one that makes its only input."""
     op, out, inputs, group, more = line
     found = site.alone(inputs[0], i)
@@ -97,37 +107,37 @@ def _pair(site: _Site, i: int, line: Line) -> Iterator[Rewrite]:
     here = before.group == group
     pair = (before.op, op)
     if pair == ("rs", "ag") and here:
-        yield "2 rs, ag = ar", both, [Line("ar", out, before.inputs, group)]
+        yield "2 rs, ag = ar", both, [ProgramLine("ar", out, before.inputs, group)]
     if pair == ("ar", "ar") and here:
-        lines = [Line("ar", before.out, before.inputs, group), Line("scale", out, (before.out,), None, k)]
+        lines = [ProgramLine("ar", before.out, before.inputs, group), ProgramLine("scale", out, (before.out,), None, k)]
         yield "5 ar, ar = ar, scale", both, lines
     if pair == ("ar", "ar") and not here:
         for joined in (f"{before.group}+{group}", f"{group}+{before.group}"):
             if joined in site.program.parts:
-                yield "3 back", both, [Line("ar", out, before.inputs, joined)]
+                yield "3 back", both, [ProgramLine("ar", out, before.inputs, joined)]
     if pair == ("ag", "rs") and here:
-        yield "6 ag, rs = scale", both, [Line("scale", out, before.inputs, None, k)]
+        yield "6 ag, rs = scale", both, [ProgramLine("scale", out, before.inputs, None, k)]
     if before.op == "ar" and op in ("linear", "scale"):
         t = site.fresh()
-        lines = [Line(op, t, before.inputs, None, more), Line("ar", out, (t,), before.group)]
+        lines = [ProgramLine(op, t, before.inputs, None, more), ProgramLine("ar", out, (t,), before.group)]
         yield "7 ar sinks below a linear operation", both, lines
     if pair == ("ar", "own") and here:
-        yield "9 own share of ar = rs", both, [Line("rs", out, before.inputs, group)]
+        yield "9 own share of ar = rs", both, [ProgramLine("rs", out, before.inputs, group)]
     if pair == ("ag", "own") and here:
-        yield "10 own share of ag = itself", both, [Line("scale", out, before.inputs, None, 1)]
+        yield "10 own share of ag = itself", both, [ProgramLine("scale", out, before.inputs, None, 1)]
 
 
-def _add(site: _Site, i: int, line: Line) -> Iterator[Rewrite]:
+def _add(site: _Site, i: int, line: ProgramLine) -> Iterator[Rewrite]:
     if line.op != "add" or line.inputs[0] == line.inputs[1]:
         return
     a, b = (site.alone(name, i) for name in line.inputs)
     if a and b and a[1].op == b[1].op == "ar" and a[1].group == b[1].group:
         t = site.fresh()
-        lines = [Line("add", t, (a[1].inputs[0], b[1].inputs[0])), Line("ar", line.out, (t,), a[1].group)]
+        lines = [ProgramLine("add", t, (a[1].inputs[0], b[1].inputs[0])), ProgramLine("ar", line.out, (t,), a[1].group)]
         yield "8 ar + ar = ar of the sum", {i, a[0], b[0]}, lines
 
 
-def _together(site: _Site, i: int, line: Line) -> Iterator[Rewrite]:
+def _together(site: _Site, i: int, line: ProgramLine) -> Iterator[Rewrite]:
     """The next allreduce of the same group whose input is there already."""
     if line.op != "ar":
         return
@@ -143,10 +153,10 @@ def _together(site: _Site, i: int, line: Line) -> Iterator[Rewrite]:
                 "11 two ar = one of both",
                 {i, m},
                 [
-                    Line("cat", t, (line.inputs[0], name)),
-                    Line("ar", u, (t,), line.group),
-                    Line("cut", line.out, (u,), None, (0, n)),
-                    Line("cut", other.out, (u,), None, (n, n + lengths[name])),
+                    ProgramLine("cat", t, (line.inputs[0], name)),
+                    ProgramLine("ar", u, (t,), line.group),
+                    ProgramLine("cut", line.out, (u,), None, (0, n)),
+                    ProgramLine("cut", other.out, (u,), None, (n, n + lengths[name])),
                 ],
             )
             return

@@ -28,7 +28,7 @@ Cost = Callable[[float], float]  # bytes: ns
 
 
 @dataclass(frozen=True)
-class Place:
+class Cluster:
     """n ranks on so many hosts, of so many processors each; medium: between hosts, or inside the only one. each: what
     counts as a rank is a copy of the model on so many."""
 
@@ -39,12 +39,12 @@ class Place:
     each: int = 1
 
 
-def crowd(place: Place, need: float = 1.0) -> float:
+def crowd(place: Cluster, need: float = 1.0) -> float:
     """How many times longer work takes that keeps `need` processors of each rank busy, where processors are fewer."""
     return max(1.0, place.ranks / place.hosts * need / place.cores) if place.cores else 1.0
 
 
-def cost(fit: Fit, recorded: Place, place: Place, link: tuple[float, float] | None) -> Cost:
+def cost(fit: Fit, recorded: Cluster, place: Cluster, link: tuple[float, float] | None) -> Cost:
     """ns of a bucket by its bytes at `place`, from a fit at `recorded`. link: (ns, ns a byte) of the wires there."""
     if place.ranks == 1:
         return lambda size: 0.0
@@ -76,7 +76,7 @@ def _latency(hosts: int, two: float) -> float:
     return min(math.ceil(math.log2(hosts)), 1 + 2 * (hosts - 2) * min(BUSY, two / 2) / two) if two else 1.0
 
 
-def of_plan(name: str, place: Place, link: tuple[float, float], biggest: float) -> Cost:
+def of_plan(name: str, place: Cluster, link: tuple[float, float], biggest: float) -> Cost:
     """The algorithm of that name, or file, played where each rank is a host with its ports, or on a bus; four sizes,
     between them lines. Raises PlanError, ValueError."""
     from ..plan.events import time_of

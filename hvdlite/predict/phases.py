@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .timeline import Line, Span
+from .timeline import RankTimeline, Span
 
 SEEN = 0.2
 MATTERS = 0.03  # of a step
@@ -66,7 +66,7 @@ class Draw:
         return found
 
 
-def told_waits(line: Line, names: list[str]) -> list[Wait]:
+def told_waits(line: RankTimeline, names: list[str]) -> list[Wait]:
     """Those of a timeline for gradients, in the order of time."""
     submits = sorted(span.submitted for of in line.spans.values() for span in of)
     place = {name: number for number, name in enumerate(names)}

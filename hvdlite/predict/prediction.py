@@ -24,7 +24,7 @@ import numpy as np
 
 from ..plan.units import link as read_link
 from .fit import Fit, fit
-from .network_model import MEDIA, Cost, Place, cost, crowd, of_plan
+from .network_model import MEDIA, Cluster, Cost, cost, crowd, of_plan
 from .recording import Recording, RecordingError
 from .recording import load as read
 from .simulation import Played, Setting, drawn_again, play
@@ -113,7 +113,7 @@ class Job:
 
     def __init__(self, recording: Recording, alone: Recording | None = None) -> None:
         self.recording, self.fit = recording, fit(recording.buckets)
-        self._plans: dict[tuple[str, Place, tuple[float, float]], Cost] = {}
+        self._plans: dict[tuple[str, Cluster, tuple[float, float]], Cost] = {}
         self.computing = recording if alone is None else _of_alone(recording, alone)
         self._unsteady = [each for each in (recording, alone) if each is not None and each.unsteady]
 
@@ -208,11 +208,11 @@ class Job:
 
     def _places(
         self, ranks: int, hosts: int | None, medium: str | None, cores: int | None, link: bool
-    ) -> tuple[Place, Place, list[str]]:
+    ) -> tuple[Cluster, Cluster, list[str]]:
         """Where the predicted ranks are, where the recorded ones were, and what of it is assumed."""
         rec = self.recording
         then = "shm" if rec.hosts == 1 else "bus" if medium == "bus" else "own"
-        was = Place(rec.size, rec.hosts, rec.cores, then, rec.of_copy)
+        was = Cluster(rec.size, rec.hosts, rec.cores, then, rec.of_copy)
         if hosts is None:
             wires = link or medium in ("own", "bus")
             hosts = -(-ranks // rec.local_size) if rec.hosts > 1 else ranks if wires else 1
@@ -244,9 +244,9 @@ class Job:
         if cores is not None and not 1 <= cores <= 1 << 16:
             raise ValueError(f"{cores!r} processors of a host: the number must be at least 1 [HVD008]")
         over = "shm" if hosts == 1 else medium or "own"
-        return Place(ranks, hosts, cores or rec.cores, over, rec.of_copy), was, notes
+        return Cluster(ranks, hosts, cores or rec.cores, over, rec.of_copy), was, notes
 
-    def _cost(self, place: Place, was: Place, link: tuple[float, float] | None, plan: str | None) -> Cost:
+    def _cost(self, place: Cluster, was: Cluster, link: tuple[float, float] | None, plan: str | None) -> Cost:
         if plan is None:
             return cost(self.fit, was, place, link)
         if link is None:
@@ -273,7 +273,7 @@ class Job:
         return step * math.exp(-low), step * math.exp(high)
 
     def _unmeasured(
-        self, place: Place, was: Place, link: str | None, plan: str | None, batch: float, stretch: float
+        self, place: Cluster, was: Cluster, link: str | None, plan: str | None, batch: float, stretch: float
     ) -> list[str]:
         rec, found = self.recording, []
         now, before = crowd(place, place.each), crowd(was, was.each)
@@ -304,7 +304,7 @@ class Job:
             )
         return found
 
-    def _confidence(self, place: Place, notes: list[str], unmeasured: list[str]) -> str:
+    def _confidence(self, place: Cluster, notes: list[str], unmeasured: list[str]) -> str:
         if unmeasured:
             return "low"
         far = place.ranks > FAR * self.recording.size or len(self.recording.step_ns) < FEW
@@ -352,7 +352,7 @@ def _of_alone(rec: Recording, alone: Recording) -> Recording:
     )
 
 
-def _stretch(place: Place, was: Place, need: float) -> float:
+def _stretch(place: Cluster, was: Cluster, need: float) -> float:
     """How many times longer a rank computes than recorded, since more ranks share the processors. All wait for the last
     rank: where they cannot be shared evenly, it is taken halfway to the next whole number of ranks for each."""
     now, before = crowd(place, need), crowd(was, need)

@@ -24,7 +24,7 @@ from ..trace.events import BadRecord
 from ..trace.report.read import NONE, Folder, RankFile, ReadError
 from .phases import MATTERS, Draw, Phase, computed, look_for_waits, phases_of, told_waits
 from .replicas import as_ranks, copies
-from .timeline import BYTES_MAX, Floats, Line, Span, Times, clean, read
+from .timeline import BYTES_MAX, Floats, RankTimeline, Span, Times, clean, read
 
 SKIP, STEPS_MIN, COMMON = 5, 5, 0.9
 UNSTEADY = 0.2  # of the median step
@@ -154,7 +154,7 @@ def _checked(path: Path, ranks: dict[int, RankFile], found: Folder) -> int:
     return size
 
 
-def _line(path: Path, file: RankFile, problems: list[str]) -> Line:
+def _line(path: Path, file: RankFile, problems: list[str]) -> RankTimeline:
     """The timeline of a rank. Raises RecordingError."""
     line = path / (TIMELINE + (f".rank-{file.rank}.json" if file.rank else ""))
     try:
@@ -236,7 +236,7 @@ def _made(
     by_name: ByName,
     times: dict[int, dict[int, Times]],
     steps: list[int],
-    lines: dict[int, Line],
+    lines: dict[int, RankTimeline],
     problems: list[str],
     of_copy: int,
 ) -> Recording:
@@ -295,7 +295,9 @@ def _alone(
     )  # fmt: skip
 
 
-def _doubts(names: list[str], lines: dict[int, Line], draws: list[Draw], steps: int, unexplained: float) -> list[str]:
+def _doubts(
+    names: list[str], lines: dict[int, RankTimeline], draws: list[Draw], steps: int, unexplained: float
+) -> list[str]:
     """What comes in many steps and is not played."""
     found = []
     if unexplained > MATTERS:

@@ -11,13 +11,13 @@ import bisect
 import re
 from collections import Counter
 
-from .timeline import Line, Span, Times
+from .timeline import RankTimeline, Span, Times
 
 GRADIENTS = re.compile(r"\.grads_\d+of\d+( \(set \d+\))?$")  # as parallel/finish.py names them
 NAME = "gradients of all stages"
 
 
-def copies(lines: dict[int, Line]) -> list[list[int]]:
+def copies(lines: dict[int, RankTimeline]) -> list[list[int]]:
     """The ranks of each copy; none where the model is not divided. Raises ValueError with the reason."""
     members: dict[int, list[int]] = {}
     for rank, line in sorted(lines.items()):
@@ -33,12 +33,12 @@ def copies(lines: dict[int, Line]) -> list[list[int]]:
 
 
 def as_ranks(
-    found: list[list[int]], lines: dict[int, Line], times: dict[int, dict[int, Times]]
-) -> tuple[dict[int, Line], dict[int, dict[int, Times]]]:
+    found: list[list[int]], lines: dict[int, RankTimeline], times: dict[int, dict[int, Times]]
+) -> tuple[dict[int, RankTimeline], dict[int, dict[int, Times]]]:
     """Timelines and steps of copies, as if each was one rank."""
     gradients = {rank: _gradients(line, times[rank]) for rank, line in lines.items()}
     often = {rank: Counter(map(len, of.values())).most_common(1)[0][0] for rank, of in gradients.items()}
-    out_lines, out_times = dict[int, Line](), dict[int, dict[int, Times]]()
+    out_lines, out_times = dict[int, RankTimeline](), dict[int, dict[int, Times]]()
     for copy, ranks in enumerate(found):
         first, spans = lines[ranks[0]], []
         out_times[copy] = {}
@@ -54,11 +54,11 @@ def as_ranks(
             waits = max(done - submitted, 0.0)
             out_times[copy][step] = Times(begin, end, max(end - begin - waits, 0.0), waits, cpu)
         until, lacks = min(lines[rank].end for rank in ranks), sum(lines[rank].lacks for rank in ranks)
-        out_lines[copy] = Line({NAME: spans}, [], Counter(), until, lacks, first.told)
+        out_lines[copy] = RankTimeline({NAME: spans}, [], Counter(), until, lacks, first.told)
     return out_lines, out_times
 
 
-def _gradients(line: Line, times: dict[int, Times]) -> dict[int, list[Span]]:
+def _gradients(line: RankTimeline, times: dict[int, Times]) -> dict[int, list[Span]]:
     """By step."""
     steps = sorted(times)
     begins = [times[step].begin for step in steps]

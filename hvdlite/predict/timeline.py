@@ -45,7 +45,7 @@ class Times(NamedTuple):
     cpu: float
 
 
-class Line(NamedTuple):
+class RankTimeline(NamedTuple):
     """spans: by tensor, in the order of time. others: how often other collectives came, by kind and tensor."""
 
     spans: dict[str, list[Span]]
@@ -68,11 +68,11 @@ class _Open:
         self.votes = False
 
 
-def read(path: Path) -> Line:
+def read(path: Path) -> RankTimeline:
     """Raises trace.events.BadRecord, OSError."""
     picture = merge.read(path)
     lost = [row["args"].get("lost") for row in picture.rows if row.get("name") == "hvdlite_lost_events"]
-    line = Line({}, [], Counter(), max((row.get("ts", 0) * 1e3 for row in picture.rows), default=0.0),
+    line = RankTimeline({}, [], Counter(), max((row.get("ts", 0) * 1e3 for row in picture.rows), default=0.0),
                 lost[-1] if lost and type(lost[-1]) is int else picture.bad, picture.told)  # fmt: skip
     title: dict[Any, str] = {}
     open_: dict[Any, _Open] = {}
@@ -95,7 +95,9 @@ def read(path: Path) -> Line:
     return line
 
 
-def _follow(line: Line, open_: dict[Any, _Open], lane: Any, row: dict[str, Any], name: str, tensor: str) -> None:
+def _follow(
+    line: RankTimeline, open_: dict[Any, _Open], lane: Any, row: dict[str, Any], name: str, tensor: str
+) -> None:
     each, now = open_[lane], row["ts"] * 1e3
     if row["ph"] == "B":
         each.depth += 1

@@ -45,7 +45,7 @@ def ranked(parts: int, servers: int) -> Any:
     return np.argsort(scores, axis=1)[:, ::-1].astype(np.int16)
 
 
-class Placement:
+class RowPlacement:
     """Of one table: rows over parts, parts over servers.
 
     `owners`: int16 [parts, replicas]; `parts`, `rows_per_part`: powers of two. order: "hash" or "range".

@@ -1,6 +1,6 @@
 """A process that holds shares of tables: one loop, one thread of Python; ZeroMQ's own thread moves and encrypts bytes.
 
-It is no rank and runs nothing of the script. Who starts it gives it an `Order` and a `Source`: the launcher
+It is no rank and runs nothing of the script. Who starts it gives it an `ServerOptions` and a `Source`: the launcher
 (server_main.py) or a rank (server_child.py). It ends when the source says so, or when its parent has ended. All state
 is in memory.
 """
@@ -22,7 +22,7 @@ _LOOK_MS = 1000  # how often it is looked whether the parent is there
 _AT_ONCE = 64  # messages that are taken before other news is looked at
 
 
-class Order(NamedTuple):
+class ServerOptions(NamedTuple):
     """What a server is told when it is started."""
 
     number: int
@@ -51,7 +51,7 @@ def send(socket: Any, frames: list[Any]) -> int:
     return sum(memoryview(each).nbytes for each in frames)
 
 
-def run(order: Order, source: Source, announce: Callable[[str], None]) -> None:
+def run(order: ServerOptions, source: Source, announce: Callable[[str], None]) -> None:
     """Serves until the source says that it is over. announce(address) is called once it listens."""
     zmq = curve.zmq_for("hvd.ps")
     context, poller, parent = zmq.Context(), zmq.Poller(), os.getppid()

@@ -35,7 +35,7 @@ def main() -> None:
         os.sched_setaffinity(0, range(os.cpu_count() or 1))
     order = json.loads(sys.stdin.buffer.readline())
     order["secret"] = bytes.fromhex(order["secret"])
-    server.run(server.Order(**order), _Stdin(), _announce)
+    server.run(server.ServerOptions(**order), _Stdin(), _announce)
 
 
 def _announce(address: str) -> None:

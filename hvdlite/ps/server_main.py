@@ -64,14 +64,14 @@ def main() -> int:
     """The process."""
     for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(each, signal.SIG_IGN)
-    from .server import Order, run  # NumPy and ZeroMQ take their time, in which a signal may come
+    from .server import ServerOptions, run  # NumPy and ZeroMQ take their time, in which a signal may come
 
     values = config.load().values
     number, secret = values["server"], values["secret_key"]
     limit = time.monotonic() + values["start_timeout"]
     where = values["store_addr"], values["store_port"]
     line = StoreLine(*store_client.authenticate(*where, secret, f"server {number}", limit), number)
-    order = Order(
+    order = ServerOptions(
         number=number,
         servers=values["servers"],
         secret=secret,

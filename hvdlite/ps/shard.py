@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from .optimizers import F32, Custom, Uniform, made, uniform_rows
-from .placement import Placement
+from .placement import RowPlacement
 
 _NO_RESERVE = 0x4000  # MAP_NORESERVE of Linux, which Python's mmap names from 3.13 on
 _LOOK_BYTES = 16 << 20  # of new rows, after which it is looked again whether there is memory
@@ -83,7 +83,7 @@ class Shard:
         self.rule = made(spec["rule"], spec["options"])
         self.state_width = self.dim * self.rule.columns + self.rule.extra
         self._first = Slices(spec) if "tables" in spec else Uniform(spec["scale"], spec["seed"])
-        self.placement = Placement(self.total, servers, spec["replicas"], spec["order"])
+        self.placement = RowPlacement(self.total, servers, spec["replicas"], spec["order"])
         parts = np.nonzero((self.placement.owners == me).any(axis=1))[0]
         per_part = self.placement.rows_per_part
         self._base = np.full(self.placement.parts, -1, np.int64)

@@ -28,7 +28,7 @@ from . import checkpoint, cluster, coordination, messages, optimizers
 from .arrays import added_up, by_piece, like, numbers
 from .client import Client
 from .pending_requests import Awaited, Question
-from .placement import Placement
+from .placement import RowPlacement
 from .staleness_wait import Patience
 from .table_spec import described, new_rate
 
@@ -87,7 +87,7 @@ class Table:
         self.clock = 0  # steps that this rank has ended
         self.clocks: Any = None  # of all ranks, as told last
         self._low = np.zeros(self._client.servers, np.int64)
-        self._placement = Placement(self.rows, self._client.servers, replicas, order)
+        self._placement = RowPlacement(self.rows, self._client.servers, replicas, order)
         self._frozen, self._left, self._guarded = 0, False, config.load().values["nan_guard"]
         self._ahead: tuple[int, Any, Question] | None = None  # what was asked for the next step
         self._since_step = 0  # pushes

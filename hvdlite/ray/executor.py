@@ -156,7 +156,7 @@ class RayExecutor:
         self._workers: list[Any] = []
         self._who: list[str] = []
         self._group: Any = None  # ours, to be removed
-        self._meeting: driver.Meeting | None = None
+        self._meeting: driver.DriverStore | None = None
         self._state = "start() has not been called"
         self._places: list[tuple[str, list[Any]]] = []  # by rank: its host, its GPUs
         self._in_job: dict[int, bool] = {}  # by rank: whether it was in the job after its last call
@@ -254,7 +254,7 @@ class RayExecutor:
         if self._meeting is not None:
             self._meeting.close()
         address = self._ray.util.get_node_ip_address()
-        self._meeting = driver.Meeting(self.num_workers, address, self.settings.start_timeout)
+        self._meeting = driver.DriverStore(self.num_workers, address, self.settings.start_timeout)
         hosts = [host for host, _ in self._places]
         told = []
         for rank, host in enumerate(hosts):
@@ -388,7 +388,7 @@ class RayExecutor:
         ray = self._ray
         self._ready()
         ranks, lost = range(self.num_workers) if ranks is None else ranks, False
-        gathered, watch = driver.Gathered(len(ranks)), Watch(ray, self._workers)
+        gathered, watch = driver.WorkerAnswers(len(ranks)), Watch(ray, self._workers)
         try:
             waiting = {self._workers[rank].answer.remote(call): rank for rank in ranks}
             while not gathered.over:

@@ -73,14 +73,14 @@ class HvdliteConfig(BackendConfig):  # type: ignore[misc]
 
 class _Backend(Backend):  # type: ignore[misc]
     share_cuda_visible_devices = True  # hvd.local_rank() is an index into the GPUs of all ranks of its host
-    _meeting: driver.Meeting | None = None
+    _meeting: driver.DriverStore | None = None
 
     def on_start(self, worker_group: Any, backend_config: HvdliteConfig) -> None:
         import ray
 
         hosts = worker_group.execute(machine_id.host_id)
         address = ray.util.get_node_ip_address()
-        self._meeting = driver.Meeting(len(hosts), address, backend_config.start_timeout)
+        self._meeting = driver.DriverStore(len(hosts), address, backend_config.start_timeout)
         told = []
         for rank, host in enumerate(hosts):
             environ = self._meeting.environ(rank, (hosts[:rank].count(host), hosts.count(host)))

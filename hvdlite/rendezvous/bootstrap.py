@@ -31,10 +31,10 @@ class Met:
     """For `init`, as its comm: where a caller's ranks meet. rendezvous: an address and a port that all hosts have a
     route to, if that is known."""
 
-    def __init__(self, place: Place, store: store_client.Meeting | None, rendezvous: tuple[str, int] | None) -> None:
+    def __init__(self, place: Place, store: store_client.Rendezvous | None, rendezvous: tuple[str, int] | None) -> None:
         self.place, self.store, self.rendezvous = place, store, rendezvous
 
-    def taken(self, values: dict[str, Any]) -> tuple[Place, store_client.Meeting | None]:
+    def taken(self, values: dict[str, Any]) -> tuple[Place, store_client.Rendezvous | None]:
         """What `init` goes on with. Raises HvdInitError."""
         settle_secret(values, self.place)
         if self.rendezvous is not None:
@@ -73,8 +73,8 @@ def meet(
     version: str,
     wire: int,
     process_sets: Sequence[Sequence[int]] = (),
-    store: store_client.Meeting | None = None,
-) -> tuple[store_client.Meeting, Seats]:
+    store: store_client.Rendezvous | None = None,
+) -> tuple[store_client.Rendezvous, Seats]:
     """Where the ranks meet (`store`, or else the launcher's, joined), and where all of them are.
 
     process_sets: the ranks of the static sets.
@@ -125,7 +125,7 @@ def records_of(parts: Sequence[bytes]) -> list[dict[str, Any]]:
         raise HvdInitError("a rank sent an invalid record: install the same hvdlite on all hosts [HVD104]") from None
 
 
-def _joined(place: Place, values: Mapping[str, Any], version: str, wire: int) -> store_client.Meeting:
+def _joined(place: Place, values: Mapping[str, Any], version: str, wire: int) -> store_client.Rendezvous:
     """The launcher's store, joined."""
     from . import store_client
 
@@ -160,7 +160,7 @@ def completed(place: Place, found: Seats | None) -> Place:
 
 
 def link(
-    place: Place, settings: config.Settings, store: store_client.Meeting, seats: Seats
+    place: Place, settings: config.Settings, store: store_client.Rendezvous, seats: Seats
 ) -> tuple[JobLinks, Rows] | tuple[None, None]:
     """Ways to make streams between ranks, as long as the job lives, and those of all ranks; None for a job over MPI
     whose hosts no stream joins. All ranks call it. Raises as `meet` does."""

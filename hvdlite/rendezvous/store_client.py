@@ -36,7 +36,7 @@ _SLACK_S = (
 )
 
 
-class Meeting(Protocol):
+class Rendezvous(Protocol):
     """Where ranks meet, and stay in touch: a Store, or MPI's World."""
 
     job: int

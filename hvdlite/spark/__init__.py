@@ -1,7 +1,7 @@
 """`hvdlite.spark.run(fn, num_proc=4)`: the Python workers of a Spark job become the ranks of a job.
 
 All ranks are the tasks of one stage in barrier mode, which Spark starts together or not at all; the number of a
-partition is the rank. The store that the ranks meet at lies in the driver (driven.Meeting), at the address that
+partition is the rank. The store that the ranks meet at lies in the driver (driver.DriverStore), at the address that
 executors reach it by. Tasks return what comes of the call as a value, an exception too: of a task that fails Spark
 shows the error of any rank in a hundred lines, and throws its worker away.
 
@@ -150,10 +150,10 @@ class _Stage:
 
         host = self._context.getConf().get("spark.driver.host")
         try:
-            meeting = driver.Meeting(self._size, host, self._limit)
+            meeting = driver.DriverStore(self._size, host, self._limit)
         except OSError as error:
             raise HvdRunError(f"the driver cannot listen at spark.driver.host={host}: {error} [HVD114]") from None
-        gathered = driver.Gathered(self._size)
+        gathered = driver.WorkerAnswers(self._size)
         ends = [threading.Timer(self._limit, self._end_unstarted), threading.Timer(_GRACE_S, self._cancel)]
 
         def hear(answer: driver.Answer) -> None:

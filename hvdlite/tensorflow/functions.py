@@ -18,7 +18,7 @@ import tensorflow as tf
 from ..keras.arguments import check_process_set
 from ..keras.list_check import SAME_VARIABLES, Listed
 from ..keras.naming import everywhere
-from ..keras.order_check import Order
+from ..keras.order_check import VariableOrder
 from ..ops import Max, Terms, objects
 from ..process_sets.process_set import ProcessSet, global_process_set
 from .ops.order import once_more
@@ -136,7 +136,7 @@ def _assigned(
     compared = agree(listed, process_set)
     if not variables:
         return [], compared
-    compared += _in_order(Order(prefix, variables, shapes), compared, process_set)
+    compared += _in_order(VariableOrder(prefix, variables, shapes), compared, process_set)
     with tf.control_dependencies(compared):
         results = run("broadcast", values, names, Terms(process_set, root_rank=root_rank)).results
     assigned = [
@@ -146,7 +146,7 @@ def _assigned(
     return assigned, compared
 
 
-def _in_order(order: Order, after: list[tf.Tensor], process_set: ProcessSet) -> list[tf.Tensor]:
+def _in_order(order: VariableOrder, after: list[tf.Tensor], process_set: ProcessSet) -> list[tf.Tensor]:
     """HvdMismatchError if ranks have the same names in other orders; in a graph as `agree`."""
     if not process_set.included() or process_set.size() == 1:
         return []

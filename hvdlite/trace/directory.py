@@ -24,7 +24,7 @@ _RECORD = re.compile(r"rank-\d+\.flight\.json")
 _OURS = re.compile(r"\.?rank-\d+\.(flight\.json|steps\.jsonl)(\.\d+)?")
 
 
-class Place(NamedTuple):
+class RecordFolder(NamedTuple):
     """A folder for records; None: there is none."""
 
     folder: str | None
@@ -36,11 +36,11 @@ def base(environ: Mapping[str, str]) -> str:
     return os.path.join(os.path.abspath(environ.get("TMPDIR") or "/tmp"), f"hvdlite-trace-{os.getuid()}")
 
 
-def place_of(trace_dir: str | None, job: int, environ: Mapping[str, str]) -> Place:
+def place_of(trace_dir: str | None, job: int, environ: Mapping[str, str]) -> RecordFolder:
     """Where this job's records go. trace_dir: as the option has it."""
     if trace_dir is not None:
-        return Place(None, True) if trace_dir in OFF else Place(os.path.abspath(trace_dir), True)
-    return Place(os.path.join(base(environ), f"{job:016x}"), False)
+        return RecordFolder(None, True) if trace_dir in OFF else RecordFolder(os.path.abspath(trace_dir), True)
+    return RecordFolder(os.path.join(base(environ), f"{job:016x}"), False)
 
 
 def found(folder: str) -> bool:

@@ -31,7 +31,7 @@ THREADS_NOTE = (
 )
 
 
-class Meeting(NamedTuple):
+class StoreAccess(NamedTuple):
     """How the ranks of a job find and trust each other."""
 
     address: str
@@ -41,7 +41,7 @@ class Meeting(NamedTuple):
 
 
 def shared(
-    base: Mapping[str, str], options: Mapping[str, str], meeting: Meeting, slots: Sequence[Slot]
+    base: Mapping[str, str], options: Mapping[str, str], meeting: StoreAccess, slots: Sequence[Slot]
 ) -> dict[str, str]:
     """What all ranks of this host get. `options` are variables that flags stand for; they win over inherited ones."""
     return {**inherited(base, options, slots), **of_job(base, meeting, slots), **secret_of(meeting.secret)}
@@ -65,7 +65,7 @@ def inherited(
 
 
 def of_job(
-    base: Mapping[str, str], meeting: Meeting, slots: Sequence[Slot], leader: tuple[str, int] | None = None
+    base: Mapping[str, str], meeting: StoreAccess, slots: Sequence[Slot], leader: tuple[str, int] | None = None
 ) -> dict[str, str]:
     """What all ranks of a job get alike, but its secret. leader: rank 0's host, if not the store's, by its
     address, and a port that is free there."""

@@ -2,7 +2,7 @@
 
 A Plan for this host alone has its slots and no `gather`. With other hosts, `gather` is called once this host's agent is
 forked: it starts agents there (starters/starter.py) or waits for them (starters/rendezvous.py), and returns what
-Gathered says, or raises starting.StartError when a host cannot take part; then nothing of it is left.
+RemoteHosts says, or raises starting.StartError when a host cannot take part; then nothing of it is left.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from .signals import Signals
 
 
-class Gathered(NamedTuple):
+class RemoteHosts(NamedTuple):
     """The other hosts of a job: their agents, and what was found out with them."""
 
     branches: list[AgentLink]
@@ -80,6 +80,6 @@ class Plan(NamedTuple):
     max_restarts: int = 0
     attempt: int = 0  # how often it was tried before
     here: str | None = "localhost"  # what slots call this host; None: no rank runs here
-    gather: Callable[[Plan, Signals], Gathered] | None = None  # brings the agents of other hosts
+    gather: Callable[[Plan, Signals], RemoteHosts] | None = None  # brings the agents of other hosts
     elastic: Elastic | None = None
     again: Callable[[Callable[[float], object]], Plan] | None = None  # of another attempt, on the hosts of that time

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from ..agent import rank_environment
 from ..hosts import hosts
 from ..hosts.hosts import Slot
-from .plan import Gathered, Plan
+from .plan import Plan, RemoteHosts
 
 if TYPE_CHECKING:
     from .agent_link import AgentLink
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 class Orders:
     """Of one job. first: the agent of rank 0's host."""
 
-    def __init__(self, plan: Plan, far: Gathered, meeting: rank_environment.Meeting, first: AgentLink) -> None:
+    def __init__(self, plan: Plan, far: RemoteHosts, meeting: rank_environment.StoreAccess, first: AgentLink) -> None:
         leader = None if first.peer is None else (first.peer, int(first.hello["torch_port"]))
         self._plan, self._far, self._secret = plan, far, meeting.secret
         self._told = {} if plan.over_mpi else rank_environment.of_job(plan.environ, meeting, far.slots, leader)

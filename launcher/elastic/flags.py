@@ -114,7 +114,7 @@ def of(
     return Elastic(terms, script, (), (float(low), float(high)), gather=later, tolerated=_tolerated(asked.tolerate))
 
 
-def placed(elastic: Elastic | None, where: host_flags.Placement) -> Elastic | None:
+def placed(elastic: Elastic | None, where: host_flags.RankPlacement) -> Elastic | None:
     """With the hosts that the command line has led to. Raises places.PlaceError."""
     if elastic is None:
         return None

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from ..hosts import hosts, scheduler
 from .host_flags import (
     PlaceError,
-    Placement,
+    RankPlacement,
     assign,
     come_and_go,
     forwarded,
@@ -27,7 +27,7 @@ from .host_flags import (
 )
 
 
-def places(asked: argparse.Namespace, environ: Mapping[str, str], timeout: float) -> Placement | None:
+def places(asked: argparse.Namespace, environ: Mapping[str, str], timeout: float) -> RankPlacement | None:
     """The places of this allocation; None outside of any. Raises PlaceError or HostError."""
     found = scheduler.allocation(environ, hosts.read)
     if found is None:
@@ -51,7 +51,7 @@ def places(asked: argparse.Namespace, environ: Mapping[str, str], timeout: float
     assigned = assign(listed, size)
     used = {slot.host for slot in assigned}
     if len(used) == 1 and is_here(assigned[0].host) and not (come_and_go(asked) and len(listed) > 1):
-        return Placement(assigned, assigned[0].host, listed=listed)
+        return RankPlacement(assigned, assigned[0].host, listed=listed)
     return _elsewhere(asked, environ, timeout, found, assigned)._replace(listed=listed)
 
 
@@ -61,7 +61,7 @@ def _elsewhere(
     timeout: float,
     found: scheduler.Allocation,
     assigned: list[hosts.Slot],
-) -> Placement:
+) -> RankPlacement:
     """Agents on other hosts, by what the scheduler offers."""
     from ..starters import agent_startup, rsh, slurm, ssh
     from ..starters.starter import Starter
@@ -77,4 +77,4 @@ def _elsewhere(
         starter = rsh.agent_of(environ, found.title) or ssh.Ssh(port, asked.ssh_identity, more)
     gather = agent_startup.Gather(starter, interfaces_of(asked), timeout, forwarded(asked, environ))
     way = dry_run.way(starter, [host.name for host in found.hosts if host.name != here])
-    return Placement(assigned, here, gather, way=way)
+    return RankPlacement(assigned, here, gather, way=way)

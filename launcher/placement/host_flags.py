@@ -20,7 +20,7 @@ from hvdlite.errors import HvdOptionError
 from hvdlite.errors.codes import coded
 from hvdlite.security import job_secret as _secret_files
 
-from ..control.plan import Gathered, Plan
+from ..control.plan import Plan, RemoteHosts
 from ..control.signals import Signals
 from ..hosts import address, hosts
 
@@ -40,12 +40,12 @@ class PlaceError(ValueError):
 ELASTIC = ("min_np", "max_np", "host_discovery_script")
 
 
-class Placement(NamedTuple):
+class RankPlacement(NamedTuple):
     """See Plan. join: what this host does instead of being the launcher."""
 
     slots: Sequence[hosts.Slot]
     here: str | None = "localhost"
-    gather: Callable[[Plan, Signals], Gathered] | None = None
+    gather: Callable[[Plan, Signals], RemoteHosts] | None = None
     join: Callable[[Sequence[str]], int] | None = None
     way: str = ""  # to other hosts, in words
     listed: Sequence[hosts.Host] = ()  # with all their slots
@@ -76,7 +76,9 @@ def add_flags(add: Callable[..., argparse.Action]) -> None:
     add("--standalone", action="store_true", help="use this host only")
 
 
-def of(asked: argparse.Namespace, environ: Mapping[str, str], options: Mapping[str, str], timeout: float) -> Placement:
+def of(
+    asked: argparse.Namespace, environ: Mapping[str, str], options: Mapping[str, str], timeout: float
+) -> RankPlacement:
     """Where the job runs. Raises PlaceError."""
     rows = (asked.hosts is not None, asked.hostfile is not None, asked.nodes is not None or asked.endpoint is not None)
     if sum(rows) > 1:
@@ -147,7 +149,7 @@ def per_node_of(asked: argparse.Namespace) -> int | None:
     return number("--nproc-per-node", asked.per_node, 1, "ranks")
 
 
-def _listed(asked: argparse.Namespace, environ: Mapping[str, str], timeout: float) -> Placement:
+def _listed(asked: argparse.Namespace, environ: Mapping[str, str], timeout: float) -> RankPlacement:
     """Ranks on this host, or on hosts of a list."""
     per_node = per_node_of(asked)
     size = per_node if asked.np is None else number("-np", asked.np, 1, "ranks")
@@ -180,7 +182,7 @@ def _listed(asked: argparse.Namespace, environ: Mapping[str, str], timeout: floa
     if used == {here}:
         if asked.interfaces:
             address.of_interfaces(interfaces_of(asked))  # is there such a one? The job needs none
-        return Placement(slots, here, listed=listed)
+        return RankPlacement(slots, here, listed=listed)
     from ..starters import agent_startup, rsh, ssh
     from . import dry_run
 
@@ -188,7 +190,7 @@ def _listed(asked: argparse.Namespace, environ: Mapping[str, str], timeout: floa
     port = port_of("--ssh-port", asked.ssh_port)
     starter = rsh.agent_of(environ) or ssh.Ssh(port, asked.ssh_identity, asked.ssh_options or [])
     gather = agent_startup.Gather(starter, interfaces_of(asked), timeout, also)
-    return Placement(slots, here, gather, way=dry_run.way(starter, sorted(used - {here or ""})), listed=listed)
+    return RankPlacement(slots, here, gather, way=dry_run.way(starter, sorted(used - {here or ""})), listed=listed)
 
 
 def assign(listed: Sequence[hosts.Host], size: int) -> list[hosts.Slot]:
@@ -255,7 +257,7 @@ def _nodes(asked: argparse.Namespace) -> int:
 
 def _meeting(
     asked: argparse.Namespace, environ: Mapping[str, str], options: Mapping[str, str], timeout: float
-) -> Placement:
+) -> RankPlacement:
     """One of several hosts on which the same command is given."""
     from ..starters import rendezvous
 
@@ -298,13 +300,13 @@ def _meeting(
     also = {**options, **forwarded(asked, environ)}
     if first:
         way = f"{nodes - 1} more join at {meeting.ip}:{port} and get their ranks there; {slots} here"
-        return Placement((), os.uname().nodename, rendezvous.gather(meeting), way=way)
+        return RankPlacement((), os.uname().nodename, rendezvous.gather(meeting), way=way)
     way = f"the launcher at {meeting.ip}:{port} assigns the ranks of this host: {slots}"
 
     def join(command: Sequence[str]) -> int:
         return rendezvous.join(meeting, command, environ, also, asked.as_horovod)
 
-    return Placement((), None, None, join, way)
+    return RankPlacement((), None, None, join, way)
 
 
 def _endpoint(asked: argparse.Namespace) -> tuple[str, int]:

@@ -28,13 +28,13 @@ from hvdlite.system import open_files
 
 from ..agent import rank_environment, torch_environment
 from ..agent.process import NOT_FOUND, exit_text
-from ..control.plan import Gathered, Plan
+from ..control.plan import Plan, RemoteHosts
 from ..control.registration import Registration
 from ..control.signals import Signals
 from ..hosts import address, hosts, scheduler
 from ..starters import agent_startup, mpi_agent, mpirun, starter
 from ..store.epochs import ranks_named
-from .host_flags import JOB_RANKS_MAX, PlaceError, Placement, assign, number, per_node_of
+from .host_flags import JOB_RANKS_MAX, PlaceError, RankPlacement, assign, number, per_node_of
 
 VERSION_S = 20.0
 PATIENCE_S = 6.0  # for an mpirun to clean up on its hosts
@@ -80,7 +80,7 @@ def places(
     options: Mapping[str, str],
     forward: Mapping[str, str],
     timeout: float,
-) -> Placement:
+) -> RankPlacement:
     """Ranks that an mpirun starts. forward: variables that all ranks get, whatever they are. Raises UnderMpiError."""
     rows = {"--nnodes": asked.nodes, "--node-rank": asked.node, "--rdzv-endpoint": asked.endpoint}
     for flag in (flag for flag, value in rows.items() if value is not None):
@@ -119,12 +119,12 @@ def places(
     title = os.path.basename(program)
     where = _Where(wanted.interfaces, others, alone)
 
-    def gather(job: Plan, signals: Signals) -> Gathered:
+    def gather(job: Plan, signals: Signals) -> RemoteHosts:
         return _gather(
             job, signals, Carrier(title, [*words, sys.executable, "-c", mpi_agent.BOOT]), given, where, timeout
         )
 
-    return Placement(hosts.assign([hosts.Host("localhost", size)], size), None, gather, way=shlex.join(words))
+    return RankPlacement(hosts.assign([hosts.Host("localhost", size)], size), None, gather, way=shlex.join(words))
 
 
 def _check_size(size: int, host: str | None) -> None:
@@ -167,7 +167,7 @@ def _gather(
     given: Mapping[str, str],
     where: _Where,
     timeout: float,
-) -> Gathered:
+) -> RemoteHosts:
     """What the Plan calls. Raises starting.StartError."""
     secret, size = os.urandom(32), len(job.slots)
     try:
@@ -198,7 +198,7 @@ def _gather(
     for each in branches:
         names[each.number] = str(each.hello["name"])
         each.name, each.stays, each.ranks = names[each.number], True, {each.number}
-    return Gathered(branches, _slots(names), order["address"][0], secret, start.running)
+    return RemoteHosts(branches, _slots(names), order["address"][0], secret, start.running)
 
 
 def _told(size: int, trouble: Mapping[int, tuple[str, int]]) -> str:

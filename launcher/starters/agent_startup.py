@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from hvdlite.errors.codes import coded
 
 from ..agent import process, rank_environment
-from ..control.plan import Gathered, Plan
+from ..control.plan import Plan, RemoteHosts
 from ..control.registration import Registration
 from ..control.signals import Signals
 from ..hosts import address
@@ -44,13 +44,13 @@ class Gather:
             return address.of_interfaces(self.interfaces)
         return address.towards(names, self.starter.resolve)
 
-    def __call__(self, plan: Plan, signals: Signals) -> Gathered:
+    def __call__(self, plan: Plan, signals: Signals) -> RemoteHosts:
         """Brings the agents of a job. Raises StartError."""
         names = list(dict.fromkeys(slot.host for slot in plan.slots))
         hosts = [(number, name) for number, name in enumerate(names) if name != plan.here]
         secret = os.urandom(32)
         branches, sessions, mine = self.bring(plan, secret, hosts, signals, process.start)
-        return Gathered(branches, plan.slots, mine, secret, sessions)
+        return RemoteHosts(branches, plan.slots, mine, secret, sessions)
 
     def bring(
         self,

@@ -29,7 +29,7 @@ from ..agent import guard, process, rank_environment
 from ..agent.agent import TOLD
 from ..control import registration
 from ..control.ending import LOST
-from ..control.plan import Gathered, Plan
+from ..control.plan import Plan, RemoteHosts
 from ..control.signals import ENDING, Signals
 from ..hosts import hosts
 from . import remote_agent, starter
@@ -64,10 +64,10 @@ class _Nobody:
         return text
 
 
-def gather(meeting: Rendezvous) -> Callable[[Plan, Signals], Gathered]:
+def gather(meeting: Rendezvous) -> Callable[[Plan, Signals], RemoteHosts]:
     """Node 0's way to the other hosts."""
 
-    def by_rendezvous(plan: Plan, signals: Signals) -> Gathered:
+    def by_rendezvous(plan: Plan, signals: Signals) -> RemoteHosts:
         assert plan.here is not None  # node 0 has ranks
         try:
             place = registration.Registration(meeting.secret, meeting.ip, meeting.port)
@@ -93,7 +93,7 @@ def gather(meeting: Rendezvous) -> Callable[[Plan, Signals], Gathered]:
             named.append(hosts.Host(branch.name, int(branch.hello["slots"])))
         slots = hosts.assign(named, sum(host.slots for host in named))
         machines = {plan.here: machine(plan.environ), **{each.name: str(each.hello["machine"]) for each in branches}}
-        return Gathered(branches, slots, meeting.ip, meeting.secret, told=_apart(machines))
+        return RemoteHosts(branches, slots, meeting.ip, meeting.secret, told=_apart(machines))
 
     return by_rendezvous
 

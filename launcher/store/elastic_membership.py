@@ -32,7 +32,7 @@ from .elastic_members import Events, Member, Terms, age, come_and_go, ordered
 from .elastic_process_end import End
 from .elastic_removals import GRACE_S, Removals
 from .epochs import Refusal, Tell
-from .join_timeout import Meeting
+from .join_timeout import JoinTimeout
 
 TOGETHER_S = 2.0  # from the first newcomer at the rendezvous
 
@@ -53,7 +53,7 @@ class Membership:
         self._opened = 0  # epochs
         self._build: tuple[str, str] | None = None
         self._short_since: float | None = clock()  # too few are there
-        self._meeting = Meeting(terms, events.waits)
+        self._meeting = JoinTimeout(terms, events.waits)
         self._held_until: float | None = None  # newcomers that come so soon come together
         self._over = ""  # why nobody can join any more
         self._state = False  # somebody has committed

@@ -17,7 +17,7 @@ from .elastic_members import Member, Terms
 TOLD_S = 5.0  # at the rendezvous, before it is said who is waited for
 
 
-class Meeting:
+class JoinTimeout:
     """Of one epoch after the other. say: who is waited for. missing: those; waiting: all at the rendezvous."""
 
     def __init__(self, terms: Terms, say: Callable[[str], None]) -> None:

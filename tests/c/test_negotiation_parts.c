@@ -1,4 +1,5 @@
-/* test_negotiation_parts.c - the pieces of negotiation/ alone: fuse, keys, map, sort, refused submissions, long texts. */
+/* test_negotiation_parts.c - the pieces of negotiation/ alone: fuse, keys, map, sort, refused submissions, long texts.
+ */
 #include "check.h"
 #include "negotiation/state.h"
 #include "ranks.h"

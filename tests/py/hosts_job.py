@@ -48,7 +48,7 @@ class HostsJob:
         self._output = [tempfile.TemporaryFile("w+", errors="replace") for _ in self.slots]
         self._stop = False
         self._orders, self._lock = [], threading.Lock()
-        meeting = of_ranks.Meeting(address, self._store.address[1], self._secret, self._number)
+        meeting = of_ranks.StoreAccess(address, self._store.address[1], self._secret, self._number)
         self.processes = [self._start(slot, meeting, environ) for slot in self.slots]
         self._threads = [threading.Thread(target=self._serve)]
         self._threads += [threading.Thread(target=self._watch, args=(rank,)) for rank in range(len(self.slots))]

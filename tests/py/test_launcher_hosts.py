@@ -69,7 +69,7 @@ def test_this_host_is_known_by_its_names():
     assert not is_this_host("box2", "box.example.org")
 
 
-MEETING = rank_environment.Meeting("127.0.0.1", 4000, bytes(range(32)), 0xABC)
+MEETING = rank_environment.StoreAccess("127.0.0.1", 4000, bytes(range(32)), 0xABC)
 
 
 def test_a_rank_finds_its_place_in_three_spellings():

@@ -49,7 +49,7 @@ def test_the_tables_of_schedules_and_updates():
         ("stash", 1, [4, 3, 2, 1]), ("stash", 8, [2, 2, 2, 1]), ("vertical", 1, [4] * p), ("2bw", 8, [2] * p)
     ):  # fmt: skip
         lists = [schedule.continuous(s, p, m, 9) for s in range(p)]
-        places = [weights.Place(s, p, m, 0.0) for s in range(p)]
+        places = [weights.StagePosition(s, p, m, 0.0) for s in range(p)]
         assert [weights.POLICIES[update].copies(*each) for each in zip(places, lists)] == copies, update
     assert schedule.check([schedule.continuous(s, p, 8, 9) for s in range(p)], f, b).stash == [4, 3, 2, 1]
     parts = [schedule.check([schedule.continuous(s, p, 8, n) for s in range(p)], f, b).makespan for n in (8, 9)]

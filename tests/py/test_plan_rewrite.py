@@ -12,18 +12,18 @@ import numpy as np
 import pytest
 from ranks import EVERYTHING
 
-from hvdlite.plan.program import PRIME, Line, PlanError, Program, Where, evaluate, from_json, price, same
+from hvdlite.plan.program import PRIME, PlanError, Program, ProgramLine, Where, evaluate, from_json, price, same
 from hvdlite.plan.rewrite import improve, rewrites
 
 AXES = (("host", 2), ("dp", 2), ("tp", 2))
 INPUTS = {"x": 16, "y": 16, "z": 8}
 STEP = (
-    Line("ar", "a", ("act",), "tp"),
-    Line("linear", "h", ("a",), None, (4, 1)),
-    Line("ar", "s1", ("g1",), "host+dp"),
-    Line("ar", "s2", ("g2",), "host+dp"),
-    Line("own", "p1", ("s1",), "dp"),
-    Line("own", "p2", ("s2",), "dp"),
+    ProgramLine("ar", "a", ("act",), "tp"),
+    ProgramLine("linear", "h", ("a",), None, (4, 1)),
+    ProgramLine("ar", "s1", ("g1",), "host+dp"),
+    ProgramLine("ar", "s2", ("g2",), "host+dp"),
+    ProgramLine("own", "p1", ("s1",), "dp"),
+    ProgramLine("own", "p2", ("s2",), "dp"),
 )
 FOLLOW = {"ar": ("own", "ar", "linear"), "ag": ("own", "rs"), "rs": ("ag",), "own": ("ag",)}
 
@@ -39,14 +39,14 @@ def random_program(draw):
         if (op in ("rs", "own") and n % k) or (op == "ag" and n * k > 64):
             op = "ar"
         if draw.random() < 0.15:  # two of a kind, for sums
-            made += [Line("ar", f"a{i}", ("x",), group), Line("ar", f"b{i}", ("y",), group)]
-            made.append(Line("add", out, (f"a{i}", f"b{i}")))
+            made += [ProgramLine("ar", f"a{i}", ("x",), group), ProgramLine("ar", f"b{i}", ("y",), group)]
+            made.append(ProgramLine("add", out, (f"a{i}", f"b{i}")))
         elif op in ("scale", "linear"):
-            made.append(Line(op, out, (name,), None, draw.randrange(2, 9) if op == "scale" else (8, i)))
+            made.append(ProgramLine(op, out, (name,), None, draw.randrange(2, 9) if op == "scale" else (8, i)))
         elif op == "add":
-            made.append(Line(op, out, (name, draw.choice([x for x, m in program.lengths.items() if m == n]))))
+            made.append(ProgramLine(op, out, (name, draw.choice([x for x, m in program.lengths.items() if m == n]))))
         else:
-            made.append(Line(op, out, (name,), group))
+            made.append(ProgramLine(op, out, (name,), group))
             kind[out] = op, group
         read = {name for line in made for name in line.inputs}
         program = Program(AXES, INPUTS, tuple(made), tuple(line.out for line in made if line.out not in read))
@@ -54,7 +54,7 @@ def random_program(draw):
 
 
 def test_collectives_are_what_they_are_called():
-    lines = [Line(op, op, ("x",), "dp") for op in ("ar", "rs", "ag", "own")]
+    lines = [ProgramLine(op, op, ("x",), "dp") for op in ("ar", "rs", "ag", "own")]
     of = evaluate(Program((("dp", 2),), {"x": 4}, tuple(lines), ("ar",)))
     a, b = of["x"]
     assert np.array_equal(of["ar"][1], (a + b) % PRIME) and np.array_equal(of["rs"][1], ((a + b) % PRIME)[2:])

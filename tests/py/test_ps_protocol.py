@@ -14,7 +14,7 @@ import pytest
 from ranks import everything
 
 from hvdlite.ps import messages
-from hvdlite.ps.placement import Placement
+from hvdlite.ps.placement import RowPlacement
 from hvdlite.ps.protocol import Protocol, _Table
 
 F, STEPS, ROWS, SESSION, JOB = np.float32, 12, 40, 7, 9
@@ -91,7 +91,7 @@ class World:
         self.seed, self.r = seed, random.Random(seed)
         self.workers, self.servers = self.r.randint(2, 4), self.r.randint(1, 3)
         self.staleness, replicas = self.r.choice([0, 0, 1, 3, None]), self.r.randint(1, min(2, self.servers))
-        self.placement, self.alive = Placement(ROWS, self.servers, replicas), list(range(self.servers))
+        self.placement, self.alive = RowPlacement(ROWS, self.servers, replicas), list(range(self.servers))
         self.states = [Protocol(k, self.servers, JOB, {}) for k in self.alive]
         spec = {
             "name": "t", "rows": ROWS, "dim": self.workers, "rule": "Add", "options": {}, "staleness": self.staleness,

@@ -14,7 +14,7 @@ import pytest
 from hvdlite.errors import HvdMismatchError
 from hvdlite.ps import messages, optimizers
 from hvdlite.ps.arrays import in_order
-from hvdlite.ps.placement import Placement, ranked
+from hvdlite.ps.placement import RowPlacement, ranked
 from hvdlite.ps.protocol import Protocol
 
 F32 = np.float32
@@ -25,7 +25,7 @@ def test_every_row_has_one_place_and_one_owner(order):
     for rows in (*range(1, 300), 1000, 4097, 65535, 65536, 65537, 1_000_003):
         ids = np.arange(rows)
         for servers in range(1, 8):
-            at = Placement(rows, servers, min(2, servers), order)
+            at = RowPlacement(rows, servers, min(2, servers), order)
             if servers == 1:  # places do not depend on servers
                 part, place = at.places(ids)
                 assert len(np.unique(part * at.rows_per_part + place)) == rows
@@ -50,7 +50,7 @@ def test_one_that_joins_takes_its_part_and_nothing_else_moves():
 def test_ids_with_a_pattern_spread(stride):
     rows = 1 << 30 if stride > 1000 else 1 << 24
     ids = np.arange(0, rows, stride)[: 1 << 18]
-    assert np.bincount(Placement(rows, 4).owners_of(ids)[:, 0]).max() <= 1.05 * len(ids) / 4
+    assert np.bincount(RowPlacement(rows, 4).owners_of(ids)[:, 0]).max() <= 1.05 * len(ids) / 4
 
 
 def sgd(row, state, grad, lr):

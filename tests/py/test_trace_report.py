@@ -15,7 +15,7 @@ from hvdlite.trace.report import write
 from hvdlite.trace.report.advice import advice
 from hvdlite.trace.report.page import content
 from hvdlite.trace.report.read import Folder, ReadError
-from hvdlite.trace.report.table import Table
+from hvdlite.trace.report.table import JobTable
 
 pytest.importorskip("plotly", reason="the report is drawn by plotly: pip install hvdlite[report]")
 ALL = {"steps", "exposed", "late", "overlap", "buckets", "slowest"}
@@ -44,7 +44,7 @@ def opened(address, folder, *flags, seconds=120):
 def table(folder):
     found = Folder(folder)
     found.look()
-    return Table(found.ranks), found.problems
+    return JobTable(found.ranks), found.problems
 
 
 def test_a_late_rank_is_named_with_its_share_its_milliseconds_and_its_reason(tmp_path):

@@ -3,9 +3,9 @@
  * One NaN on one rank is NaN on all after a sum, and then nobody can tell where it came from. So each rank looks at its
  * own contribution when it is submitted, in the caller's thread, before the turn sees it. What it finds is said where
  * ranks say what they have, in the signature: a request that has found something is announced with it, ranks that say
- * different things about one tensor tell each other who said what (negotiation/, the detail round), and so all ranks hear of
- * it in the same words, before anything is combined. Nothing is found: nothing is said, and no round, no byte and no
- * branch beyond the one at submit is spent.
+ * different things about one tensor tell each other who said what (negotiation/, the detail round), and so all ranks
+ * hear of it in the same words, before anything is combined. Nothing is found: nothing is said, and no round, no byte
+ * and no branch beyond the one at submit is spent.
  *
  * Raising, the tensor's collective fails on all ranks, and the job goes on, as after a mismatch. Warning, all forget
  * what was found when it has been told, and the collective goes on; the words wait here until somebody asks for them.

@@ -31,10 +31,12 @@ if TYPE_CHECKING:
 PATIENCE_S = 0.3
 
 _local = threading.local()
-_backwards: dict[int, list[Line]] = {}  # backward passes whose end has our callback, and the lines that it settles
+_backwards: dict[
+    int, list[FutureQueue]
+] = {}  # backward passes whose end has our callback, and the lines that it settles
 
 
-class Line:
+class FutureQueue:
     """Futures that complete one after the other: those of a group's collectives, or one alone. What one waits for
     holds up no other."""
 
@@ -107,7 +109,7 @@ class Line:
             self._thread.join(1)
 
 
-_lines = weakref.WeakSet[Line]()
+_lines = weakref.WeakSet[FutureQueue]()
 
 
 @atexit.register

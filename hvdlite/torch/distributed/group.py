@@ -168,6 +168,6 @@ for _call, _instead in _ABSENT.items():
 functional.serve(HvdProcessGroup)
 
 # torch.compile would follow a frame of ours and stumble over members that torch has not registered for a group.
-for _kind in (HvdProcessGroup, Submission, Reductions, Moves, Pairs, work.HvdWork, futures.Line):
+for _kind in (HvdProcessGroup, Submission, Reductions, Moves, Pairs, work.HvdWork, futures.FutureQueue):
     keep_off_graph(*(each for each in vars(_kind).values() if isinstance(each, FunctionType)))
 keep_off_graph(*(each for each in vars(futures).values() if isinstance(each, FunctionType)))

@@ -122,7 +122,7 @@ class Exchange:
 
 
 class StoreMeeting:
-    """Where ranks meet (`store_client.Meeting`), over a store of torch's."""
+    """Where ranks meet (`store_client.Rendezvous`), over a store of torch's."""
 
     failed = False
     servers: Sequence[str] = ()
@@ -170,7 +170,7 @@ def store_of_job() -> tuple[Store, int, int]:
     return kept or store(*address, size, False), rank, size
 
 
-class Job:
+class WorldGroup:
     """The job of this process, and the process sets of its groups. A set, once open, serves all later groups of its
     ranks, until the job ends."""
 
@@ -242,5 +242,5 @@ class Job:
         buckets.forget()
 
 
-JOB = Job()
+JOB = WorldGroup()
 process_set.on_new_life(JOB.forget)

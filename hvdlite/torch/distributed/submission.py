@@ -42,7 +42,7 @@ class Submission:
         self._place = [ordered.index(each) for each in ranks]  # in the set, of each rank of the group
         self._ascending = self._place == list(range(self._count))
         self._calls = self._asides = 0
-        self._closed, self._line = False, futures.Line()
+        self._closed, self._line = False, futures.FutureQueue()
         self.set_timeout(timeout)
 
     def set_timeout(self, timeout: timedelta) -> None:

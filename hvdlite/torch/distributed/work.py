@@ -47,7 +47,7 @@ class HvdWork(Work):
     def __init__(
         self, pending: list[_core.Pending], results: list[torch.Tensor], limit: float | None,
         said: Callable[[], str], finish: Callable[[list[_core.Pending]], Any] | None = None,
-        device: CudaDevice | None = None, line: futures.Line | None = None
+        device: CudaDevice | None = None, line: futures.FutureQueue | None = None
     ) -> None:  # fmt: skip
         super().__init__()
         self._pending, self._finish, self._results, self._limit = pending, finish, results, limit
@@ -167,7 +167,7 @@ class HvdWork(Work):
                 self.settle()
                 began.set_result(None)
             else:
-                (self._line or futures.Line()).complete(self, began, last=self._line is None)
+                (self._line or futures.FutureQueue()).complete(self, began, last=self._line is None)
         return self._future
 
     def _outcome(self, _: Any) -> list[torch.Tensor]:

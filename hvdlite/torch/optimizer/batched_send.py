@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from ..._core.request_batch import Member, Run, Sent
+from ..._core.request_batch import BatchEntry, Run, Sent
 from ...ops.arguments import full_name, reduction
 from ...process_sets.process_set import number_of
 from ..ops import plain
@@ -49,7 +49,7 @@ class GradientRun:
                 return None
             if view.device is not None:  # so will its gradient be
                 return None
-            made.append(Member(full_name("allreduce.", name) or "", view.dtype, tuple(view.shape)))
+            made.append(BatchEntry(full_name("allreduce.", name) or "", view.dtype, tuple(view.shape)))
         run = Run(made, terms.op, terms.prescale, terms.postscale, number_of(terms.process_set))
         return GradientRun([parameter for _, parameter in members], [math.prod(one.shape) for one in made], run)
 

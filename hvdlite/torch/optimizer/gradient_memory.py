@@ -41,7 +41,7 @@ _lives: list[None] = []  # jobs that have ended
 on_new_life(lambda: _lives.append(None))
 
 
-class Placement:
+class GradientMemory:
     """Plane memory for the gradients of one optimizer."""
 
     def __init__(self) -> None:

@@ -40,7 +40,7 @@ def cut(order: Sequence[int], bytes_of: Sequence[int]) -> set[int]:
     return ends
 
 
-class Order:
+class ReadyOrder:
     """What has become ready in this round, in order, and the ends of runs that follow from the rounds before.
 
     `ends[number]` is 1 where a run ends before this parameter; hooks hold on to it, and it is changed in place.

@@ -31,11 +31,11 @@ from . import backward_pass as passes
 from .aliasing import take_over
 from .failed_backward import VOID, Mark, Skipping, Skips, apart, missing, nothing_to_step_with, settle, skip, told
 from .gradient_codec import Flight, Wire
-from .gradient_memory import Placement
+from .gradient_memory import GradientMemory
 from .grouping import Carrier, EachAlone
 from .hooks import Hooks, Now
 from .missed_step import Untaken, parted
-from .ready_order import Order
+from .ready_order import ReadyOrder
 
 _serials = itertools.count()
 _current_task = passes.task_number
@@ -51,7 +51,7 @@ class Exchange(Skipping):
         self.book = GradientBook(passes_per_step)
         self.carrier: Carrier = EachAlone(self)
         self.in_flight: dict[int, Flight] = {}
-        self.order = Order()
+        self.order = ReadyOrder()
         self.hooks = Hooks(self, self.order.ends, wire.writers)
         self.wait_in_backward = True
         self.skipping = False  # within skip_synchronize
@@ -62,7 +62,7 @@ class Exchange(Skipping):
         self._task, self._pass, self._nested = -1, -1, False
         self._plain = True  # in this round no gradient needed a guard
         self._first_pass = False  # the next pass is the first of a step, and not of all
-        self.places = Placement()
+        self.places = GradientMemory()
         self.failed: list[passes.Participant] | None = None  # a pass with an exception has reached these
         self.skips = Skips()
         self.behind: str | None = None  # by an exception: why this rank may not take the step that the others take

@@ -46,7 +46,7 @@ def write(folder: str, output: str, before: int = 0) -> None:
     """
     from .page import content, page
     from .read import Folder, ReadError
-    from .table import Table
+    from .table import JobTable
 
     found = Folder(folder, before)
     found.look()
@@ -57,7 +57,7 @@ def write(folder: str, output: str, before: int = 0) -> None:
             f"{folder} holds no steps of any rank{said}: ranks write them if they run with HVDLITE_TRACE_DIR and "
             "HVDLITE_TRACE_STEPS=1 (hvdlite-run --trace-dir DIR --trace-steps) [HVD724]"
         )
-    parts = page(content(Table(ranks), found.problems))
+    parts = page(content(JobTable(ranks), found.problems))
     beside = f"{output}.{os.getpid()}.part"
     try:
         with open(beside, "wb") as file:

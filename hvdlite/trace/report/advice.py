@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from .table import Array, Table, middle
+from .table import Array, JobTable, middle
 
 NOTABLE = 0.10  # of a step
 LATE = 0.02  # of a step, and at least
@@ -20,7 +20,7 @@ SMALL_BUCKET = 1 << 18
 ENOUGH = 20  # steps, to speak of changes
 
 
-def advice(table: Table) -> list[str]:
+def advice(table: JobTable) -> list[str]:
     """Sentences, at least one."""
     if not len(table.steps):
         return ["No step has been written yet."]
@@ -33,7 +33,7 @@ def advice(table: Table) -> list[str]:
     ]
 
 
-def _all(table: Table) -> Iterator[str]:
+def _all(table: JobTable) -> Iterator[str]:
     stragglers = list(_stragglers(table))
     yield from stragglers
     yield from _data(table)
@@ -45,7 +45,7 @@ def _all(table: Table) -> Iterator[str]:
     yield from _memory(table)
 
 
-def settled(table: Table) -> slice:
+def settled(table: JobTable) -> slice:
     """The steps that count: without warming up."""
     count = len(table.steps)
     return slice(count // 10 if count >= ENOUGH else min(1, count - 1), None)
@@ -55,18 +55,18 @@ def _typical(values: Array) -> float:
     return float(middle(values))
 
 
-def _of(table: Table, values: Array) -> Array:
+def _of(table: JobTable, values: Array) -> Array:
     """The median of each rank, without warming up."""
     return middle(values[:, settled(table)], axis=1)
 
 
-def exposed_share(table: Table) -> float:
+def exposed_share(table: JobTable) -> float:
     """Of the time of those steps, how much the ranks waited for each other."""
     part = settled(table)
     return float(np.nansum(table.exposed[:, part]) / max(np.nansum(table.step[:, part]), 1e-9))
 
 
-def _stragglers(table: Table) -> Iterator[str]:
+def _stragglers(table: JobTable) -> Iterator[str]:
     ranks = len(table.ranks)
     if ranks < 2:
         return
@@ -86,7 +86,7 @@ def _stragglers(table: Table) -> Iterator[str]:
         )
 
 
-def _why(table: Table, row: int, others: Array, by: float) -> str:
+def _why(table: JobTable, row: int, others: Array, by: float) -> str:
     waits, computes = _of(table, table.data_wait), _of(table, table.compute)
     wait = float(np.nan_to_num(waits[row]))
     others_wait = float(np.nan_to_num(middle(waits[others])))
@@ -104,7 +104,7 @@ def _why(table: Table, row: int, others: Array, by: float) -> str:
     return f"host {table.hosts[row] or 'unknown'}. Look at what else runs there, and at the step in detail below."
 
 
-def _data(table: Table) -> Iterator[str]:
+def _data(table: JobTable) -> Iterator[str]:
     waits = np.nan_to_num(_of(table, table.data_wait))
     least = float(waits.min())  # whose data alone is late is told of by name
     share = least / max(_typical(table.step), 1e-9)
@@ -115,7 +115,7 @@ def _data(table: Table) -> Iterator[str]:
         )
 
 
-def _communication(table: Table) -> Iterator[str]:
+def _communication(table: JobTable) -> Iterator[str]:
     share = exposed_share(table)
     if len(table.ranks) < 2 or share < NOTABLE:
         return
@@ -127,7 +127,7 @@ def _communication(table: Table) -> Iterator[str]:
     )
 
 
-def _buckets(table: Table) -> Iterator[str]:
+def _buckets(table: JobTable) -> Iterator[str]:
     sizes = [bucket["bytes"] for file in table.files for each in file.samples.values() for bucket in each["buckets"]]
     steps = sum(len(file.samples) for file in table.files)
     if not steps or len(sizes) < 20 * steps:
@@ -139,7 +139,7 @@ def _buckets(table: Table) -> Iterator[str]:
         )
 
 
-def _slower(table: Table) -> Iterator[str]:
+def _slower(table: JobTable) -> Iterator[str]:
     times = middle(table.step, axis=0)[settled(table)]
     if len(times) < ENOUGH:
         return
@@ -152,7 +152,7 @@ def _slower(table: Table) -> Iterator[str]:
         )
 
 
-def _spikes(table: Table) -> Iterator[str]:
+def _spikes(table: JobTable) -> Iterator[str]:
     times = np.nanmax(np.nan_to_num(table.step), axis=0)[settled(table)]
     if len(times) < 5 * ENOUGH:
         return
@@ -165,7 +165,7 @@ def _spikes(table: Table) -> Iterator[str]:
         )
 
 
-def _memory(table: Table) -> Iterator[str]:
+def _memory(table: JobTable) -> Iterator[str]:
     growing: dict[str, list[tuple[int, int, int]]] = {}
     for file in table.files:
         of_device: dict[str, list[int]] = {}

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from .step import overlap
-from .table import Array, Table, middle
+from .table import Array, JobTable, middle
 
 Figure = dict[str, Any]
 BINS = 400
@@ -23,11 +23,11 @@ COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7f
 SLOWEST = 15
 
 
-def figures(table: Table) -> dict[str, Figure]:
+def figures(table: JobTable) -> dict[str, Figure]:
     """All of them by their names, in the order of the page."""
     if not len(table.steps):
         return {}
-    found: dict[str, Callable[[Table], Figure | None]] = {
+    found: dict[str, Callable[[JobTable], Figure | None]] = {
         "steps": _step_time, "exposed": _exposed_share, "late": _lateness, "overlap": overlap, "buckets": _sizes,
         "slowest": _slowest,
     }  # fmt: skip
@@ -51,7 +51,7 @@ def numbers(values: Array) -> list[float | None]:
     return [None if not np.isfinite(value) else float(f"{value:.4g}") for value in np.asarray(values, float)]
 
 
-def _binned(table: Table, values: Array) -> tuple[list[int], Array]:
+def _binned(table: JobTable, values: Array) -> tuple[list[int], Array]:
     """The first step of each bin, and [ranks, bins]: medians."""
     bins = table.bins(BINS)
     return [int(table.steps[each.start]) for each in bins], np.stack(
@@ -59,7 +59,7 @@ def _binned(table: Table, values: Array) -> tuple[list[int], Array]:
     )
 
 
-def _step_time(table: Table) -> Figure:
+def _step_time(table: JobTable) -> Figure:
     x, each = _binned(table, table.step)
     bins = table.bins(BINS)
     most = [float(np.nanmax(np.nan_to_num(table.step[:, part]))) for part in bins]
@@ -89,7 +89,7 @@ def _step_time(table: Table) -> Figure:
     }
 
 
-def _exposed_share(table: Table) -> Figure:
+def _exposed_share(table: JobTable) -> Figure:
     x, step = _binned(table, table.step)
     parts = (
         ("computing", table.compute, COLORS[0]), ("waiting for data", table.data_wait, COLORS[4]),
@@ -108,7 +108,7 @@ def _exposed_share(table: Table) -> Figure:
     return {"data": data, "layout": made}
 
 
-def _lateness(table: Table) -> Figure | None:
+def _lateness(table: JobTable) -> Figure | None:
     if len(table.ranks) < 2 or not np.isfinite(table.late).any():
         return None
     x, late = _binned(table, table.late)
@@ -123,11 +123,11 @@ def _lateness(table: Table) -> Figure | None:
     return {"data": [heat], "layout": made}
 
 
-def _all_buckets(table: Table) -> list[Mapping[str, Any]]:
+def _all_buckets(table: JobTable) -> list[Mapping[str, Any]]:
     return [bucket for file in table.files for each in file.samples.values() for bucket in each["buckets"]]
 
 
-def _sizes(table: Table) -> Figure | None:
+def _sizes(table: JobTable) -> Figure | None:
     buckets = [each for each in _all_buckets(table) if each["bytes"] > 0]
     if not buckets:
         return None
@@ -154,7 +154,7 @@ def _sizes(table: Table) -> Figure | None:
     return {"data": data, "layout": made}
 
 
-def _slowest(table: Table) -> Figure | None:
+def _slowest(table: JobTable) -> Figure | None:
     times: dict[str, list[tuple[float, int]]] = {}
     for each in _all_buckets(table):
         more = each["tensors"] - len(each["names"])

@@ -17,7 +17,7 @@ from typing import Any
 from ...transport.http_server import FRESH_S, Page, Port
 from .page import content, page
 from .read import Folder, ReadError
-from .table import Table
+from .table import JobTable
 
 ENDING_S = 5.0  # for ranks whose launcher is gone
 
@@ -39,7 +39,7 @@ class Board:
             except ReadError as error:
                 came, problems = True, [str(error)]
             if came or self._said is None:
-                self._said = content(Table(self._folder.ranks), problems)
+                self._said = content(JobTable(self._folder.ranks), problems)
             self._until = time.monotonic() + FRESH_S
         return self._said
 

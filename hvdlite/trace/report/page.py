@@ -17,7 +17,7 @@ import numpy as np
 
 from .advice import advice, exposed_share, settled
 from .figures import figures
-from .table import Table, middle
+from .table import JobTable, middle
 
 NOTES = {
     "steps": "Medians of neighbouring steps; the grey line is the longest step of any rank in them.",
@@ -46,7 +46,7 @@ def plotly_js() -> str:
     return str(get_plotlyjs()).replace("</script", "<\\/script")
 
 
-def content(table: Table, problems: Sequence[str]) -> dict[str, Any]:
+def content(table: JobTable, problems: Sequence[str]) -> dict[str, Any]:
     """All that the page shows of a job: title, facts, advice, problems, figures; JSON has no NaN in it."""
     return {
         "title": _title(table), "facts": _facts(table), "advice": advice(table), "problems": list(problems),
@@ -54,12 +54,12 @@ def content(table: Table, problems: Sequence[str]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _title(table: Table) -> str:
+def _title(table: JobTable) -> str:
     hosts = len(set(table.hosts))
     return f"{len(table.ranks)} rank{'s' * (len(table.ranks) != 1)} on {hosts} host{'s' * (hosts != 1)}"
 
 
-def _facts(table: Table) -> list[list[str]]:
+def _facts(table: JobTable) -> list[list[str]]:
     if not len(table.steps):
         return []
     step, exposed = float(middle(table.step[:, settled(table)])), exposed_share(table)

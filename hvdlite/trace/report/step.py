@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from .table import MS, Table
+from .table import MS, JobTable
 
 SHOWN = 12  # steps to choose from
 RANKS = 16
@@ -22,7 +22,7 @@ _PARTS = (("waiting for data", "#e69f00"), ("computing", "#0072b2"), ("waiting f
 _BUCKETS = ("buckets under way", "#009e73")
 
 
-def overlap(table: Table) -> dict[str, Any] | None:
+def overlap(table: JobTable) -> dict[str, Any] | None:
     """A picture with a menu of steps, the last one shown; None where no step tells of buckets."""
     from .figures import layout
 
@@ -52,7 +52,7 @@ def overlap(table: Table) -> dict[str, Any] | None:
     return {"data": data, "layout": made}
 
 
-def _told(table: Table) -> list[int]:
+def _told(table: JobTable) -> list[int]:
     """Steps of which all ranks that tell of any tell: the last ones, and the longest."""
     sets = [set(file.samples) for file in table.files if file.samples]
     every = sorted(set.intersection(*sets)) if sets else []
@@ -61,7 +61,7 @@ def _told(table: Table) -> list[int]:
     return sorted({*every[-(SHOWN - 3) :], *longest})
 
 
-def _rows(table: Table) -> list[int]:
+def _rows(table: JobTable) -> list[int]:
     """All ranks, or of many those that are latest and earliest."""
     if len(table.ranks) <= RANKS:
         return list(range(len(table.ranks)))
@@ -69,7 +69,7 @@ def _rows(table: Table) -> list[int]:
     return sorted({*order[: RANKS // 2].tolist(), *order[-RANKS // 2 :].tolist()})
 
 
-def _traces(table: Table, number: int, rows: list[int]) -> list[dict[str, Any]]:
+def _traces(table: JobTable, number: int, rows: list[int]) -> list[dict[str, Any]]:
     at = int(np.searchsorted(table.steps, number))
     zero = float(np.nanmin(table.began[rows, at]))
     bars: dict[str, list[tuple[float, float, str, str]]] = {name: [] for name, _ in (*_PARTS, _BUCKETS)}
@@ -96,7 +96,7 @@ def _traces(table: Table, number: int, rows: list[int]) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-def _thread(table: Table, row: int, at: int, begin: float) -> list[tuple[str, float, float]]:
+def _thread(table: JobTable, row: int, at: int, begin: float) -> list[tuple[str, float, float]]:
     """What the training thread did: (name, start, end) in ms."""
 
     def known(values: np.ndarray) -> float:

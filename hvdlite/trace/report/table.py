@@ -17,7 +17,7 @@ MS = 1e-6  # milliseconds in a nanosecond
 Array = np.ndarray
 
 
-class Table:
+class JobTable:
     """steps: their numbers, [n]. Each other array is [ranks, n], in ms; `seconds` [n] since the first step began."""
 
     def __init__(self, ranks: Sequence[RankFile]) -> None:
