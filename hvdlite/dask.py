@@ -77,10 +77,10 @@ def run(
         raise TypeError(f"run() needs a synchronous client of distributed, not {client!r} [HVD244]")
     call, given = driver.call_of(fn, args, kwargs), driver.variables(env)
     chosen = _chosen(client, num_proc, workers)
-    meeting = driver.DriverStore(len(chosen), _address(distributed, chosen), start_timeout)
+    store = driver.DriverStore(len(chosen), _address(distributed, chosen), start_timeout)
     futures: dict[Any, int] = {}
     with contextlib.ExitStack() as ends:
-        ends.callback(meeting.close)
+        ends.callback(store.close)
         for place in sorted(chosen):
             with client.as_current():
                 lock = distributed.Lock(f"hvdlite {place}")
@@ -89,17 +89,17 @@ def run(
             ends.callback(lock.release)
         ends.callback(lambda: client.cancel(list(futures)))
         for rank, place in enumerate(chosen):
-            environ = {**given, **meeting.environ(rank)}
+            environ = {**given, **store.environ(rank)}
             future = client.submit(
                 _made, environ, call, workers=[place], allow_other_workers=False, pure=False, retries=0
             )
             futures[future] = rank
         try:
-            return _gathered(distributed, client, chosen, futures, meeting).results()
+            return _gathered(distributed, client, chosen, futures, store).results()
         except HvdRunError:
             raise
         except BaseException:  # Ctrl-C; a task that runs cannot be cancelled, but its next collective fails
-            meeting.end("the driver was interrupted")
+            store.end("the driver was interrupted")
             raise
 
 
@@ -158,7 +158,7 @@ def _made(environ: Mapping[str, str | None], call: bytes) -> driver.Answer:
 
 
 def _gathered(
-    distributed: Any, client: Any, chosen: Sequence[str], futures: Mapping[Any, int], meeting: driver.DriverStore
+    distributed: Any, client: Any, chosen: Sequence[str], futures: Mapping[Any, int], store: driver.DriverStore
 ) -> driver.WorkerAnswers:
     """Answers as they come, and workers that are gone."""
     gathered, waiting = driver.WorkerAnswers(len(chosen)), dict(futures)
@@ -174,11 +174,11 @@ def _gathered(
                 gathered.answer(future.result())
             else:
                 why = future.exception() if future.status == "error" else f"its task was {future.status}"
-                gathered.lost(rank, meeting.lost(rank, f"worker {chosen[rank]} of Dask: {why}"))
+                gathered.lost(rank, store.lost(rank, f"worker {chosen[rank]} of Dask: {why}"))
         if waiting and time.monotonic() - began >= _TURN_S:
             there = client.nthreads()
             for future in [each for each, rank in waiting.items() if chosen[rank] not in there]:
                 rank = waiting.pop(future)
                 _before[client] = len({*chosen, *there}), time.monotonic() + _RESTARTED_S
-                gathered.lost(rank, meeting.lost(rank, f"worker {chosen[rank]} of Dask is gone"))
+                gathered.lost(rank, store.lost(rank, f"worker {chosen[rank]} of Dask is gone"))
     return gathered

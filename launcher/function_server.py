@@ -64,10 +64,10 @@ class FunctionServer:
     """Serves a call of `size` ranks at `address`; None: as many as come. Raises OSError when it cannot listen there."""
 
     def __init__(self, key: bytes, address: str, size: int | None, call: bytes) -> None:
-        self._muster = registration.Registration(key, address)
+        self._registration = registration.Registration(key, address)
         self._size, self._call = size, call
         self._selector = selectors.DefaultSelector()
-        self._selector.register(self._muster, selectors.EVENT_READ)
+        self._selector.register(self._registration, selectors.EVENT_READ)
         self._guests: dict[int, _Guest] = {}
         self.seen: set[int] = set()  # ranks that have come
         self.answers: list[Answer] = []  # in the order in which they came
@@ -75,7 +75,7 @@ class FunctionServer:
     @property
     def address(self) -> tuple[str, int]:
         """Where it listens: (host, port)."""
-        return self._muster.address
+        return self._registration.address
 
     def fileno(self) -> int:
         """Readable when `turn` has something to do."""
@@ -83,10 +83,10 @@ class FunctionServer:
 
     def turn(self) -> None:
         """Serves what is ready."""
-        for arrival in self._muster.turn():
+        for arrival in self._registration.turn():
             self._welcome(arrival)
         for key, events in self._selector.select(0):
-            if key.fileobj is self._muster:
+            if key.fileobj is self._registration:
                 continue
             guest: _Guest = key.data
             try:
@@ -103,7 +103,7 @@ class FunctionServer:
         """Serves nobody any more."""
         for guest in self._guests.values():
             guest.sock.close()
-        self._muster.close()
+        self._registration.close()
         self._selector.close()
 
     def _welcome(self, arrival: registration.Arrival) -> None:

@@ -52,17 +52,17 @@ class Job:
         self, plan: Plan, signals: Signals, own: AgentLink | None, far: RemoteHosts, strangers: set[int]
     ) -> None:
         self.plan, self.signals, self.far = plan, signals, far
-        self.branches = [*([own] if own is not None else []), *far.branches]
+        self.links = [*([own] if own is not None else []), *far.links]
         self.own, self._strangers = own, strangers  # the latter: children from before exec, none of ours
         self._size = len(far.slots)
         self.began = time.monotonic()
-        names = [slot.host for slot in far.slots] if far.branches else ()
+        names = [slot.host for slot in far.slots] if far.links else ()
         self.ending = Ending(self._size, plan.graces, names)
         look = output_flags.placed(plan.look, far.slots)
         places = [slot.host for slot in far.slots] + hosts.of_servers(far.slots, plan.servers)
         self.console = Console(self._size, look, signals.ring, places, len(places) - self._size)
         self._selector = selectors.DefaultSelector()
-        self.pulse = Heartbeat(self.branches, plan.silence)
+        self.heartbeat = Heartbeat(self.links, plan.silence)
         self._lingering = Lingering(self.ending, plan.lingering, self.console.say)
         self._given_up = False  # the agent of this host was killed by us
         self._feed: Feed | None = None  # of rank 0 on another host
@@ -71,7 +71,7 @@ class Job:
         self.failure: tuple[str, int] | None = None  # what stopped the launcher itself, and the exit code
         self.sessions = Sessions(self)
         self.policy = StaticDriver(self) if plan.elastic is None else ElasticDriver(self, plan.elastic)
-        for each in self.branches:
+        for each in self.links:
             each.ranks = each.ranks or {slot.rank for slot in far.slots if slot.host == each.name}
 
     def run(self) -> int:
@@ -85,11 +85,11 @@ class Job:
         self._order_start(rank_environment.StoreAccess(*self.store.address, self.far.secret, self.number))
         self.watch(self.store, lambda: None)  # served every round: deadlines
         self.watch(self.signals, lambda: self.signalled(self.signals.read()))
-        for each in self.branches:
+        for each in self.links:
             self.watch(each.control, partial(self._listen, each))
         for session in self.far.sessions:
             self.sessions.admit(session)
-        while any(each.alive or each.output.fileno() >= 0 for each in self.branches):
+        while any(each.alive or each.output.fileno() >= 0 for each in self.links):
             self._turn()
         return self._finish()
 
@@ -101,16 +101,16 @@ class Job:
         """It is closed next."""
         self._selector.unregister(source)
 
-    def _order_start(self, meeting: rank_environment.StoreAccess) -> None:
+    def _order_start(self, access: rank_environment.StoreAccess) -> None:
         plan, own = self.plan, self.own
-        first = next(each for each in self.branches if 0 in each.ranks)
+        first = next(each for each in self.links if 0 in each.ranks)
         if rank_environment.sets_threads(plan.environ, self.far.slots) and not plan.attempt:
             self.console.say(rank_environment.THREADS_NOTE.format(self._size))
         by = f", agent {own.pid}" if own is not None else ""
-        self.tell(f"store on {meeting.address}:{meeting.port}, job {meeting.job:016x}{by}")
+        self.tell(f"store on {access.address}:{access.port}, job {access.job:016x}{by}")
         self.tell(f"command: {' '.join(plan.command)}")
-        starts = self.starts = Orders(plan, self.far, meeting, first)
-        for each in self.branches:
+        starts = self.starts = Orders(plan, self.far, access, first)
+        for each in self.links:
             order = starts.of(each.ranks, each.name, each is own)
             for text in shown(order, each.name):
                 self.tell(text)
@@ -120,20 +120,20 @@ class Job:
             self._feed.more()
 
     def order(self, **order: Any) -> None:
-        for each in self.branches:
+        for each in self.links:
             if each.alive:
                 each.order(**order)
 
     def _turn(self) -> None:
         """One round of the loop: waits for news, deals with it, does what is due."""
         open_for_output = self._impatient() or not self.console.full
-        for each in self.branches:
+        for each in self.links:
             if open_for_output and not each.taking and each.output.fileno() >= 0:
                 self.watch(each.output, partial(self._take, each))
                 each.taking = True
-        paused = any(not each.taking and each.output.fileno() >= 0 for each in self.branches)
+        paused = any(not each.taking and each.output.fileno() >= 0 for each in self.links)
         give_up = self._give_up if paused else None
-        clocks = (self.ending, self.console, self.pulse, self._lingering, self.sessions)
+        clocks = (self.ending, self.console, self.heartbeat, self._lingering, self.sessions)
         times = (self.store.deadline(), give_up, self.policy.due(), *(each.due() for each in clocks))
         due = [at for at in times if at is not None]
         patience = max(0.0, min(due) - time.monotonic()) if due else None
@@ -147,7 +147,7 @@ class Job:
         self.sessions.look(now)
         self.policy.act(now)
         self.send(self.ending.act(now))
-        for each in self.pulse.beat(now):
+        for each in self.heartbeat.beat(now):
             self._silent(each)
         if self.console.broken and self.ending.asked is None:
             self.send(self.ending.signalled(now, signal.SIGPIPE)._replace(number=int(signal.SIGTERM)))
@@ -165,7 +165,7 @@ class Job:
                 self.policy.started(news["rank"])
                 self.tell(f"{self.policy.called(news['rank'])} is process {news['pid']}")
             elif news["what"] == "unstarted":
-                where = f" on {each.name}" if self.far.branches else ""
+                where = f" on {each.name}" if self.far.links else ""
                 self.console.say(f"cannot start {self.policy.called(news['rank'])}{where}: {news['text']}")
                 self.policy.unstarted(each, news["rank"], news["code"])
             elif news["what"] == "ended":
@@ -181,7 +181,7 @@ class Job:
             elif news["what"] == "took" and self._feed is not None:
                 self._feed.more()
             elif news["what"] == "left":
-                where = f"host {each.name}: " if self.far.branches else ""
+                where = f"host {each.name}: " if self.far.links else ""
                 self.console.say(where + news["text"])
             elif news["what"] == "done":
                 each.done = True
@@ -200,14 +200,14 @@ class Job:
 
     def _release(self) -> None:
         """Lets agents go that wait for the job's exit code, once nothing runs anywhere."""
-        if all(each.done or not each.alive for each in self.branches):
+        if all(each.done or not each.alive for each in self.links):
             again = self.failed and self.plan.attempt < self.plan.max_restarts
-            for each in (each for each in self.branches if each.stays and each.alive):
+            for each in (each for each in self.links if each.stays and each.alive):
                 each.order(do="end", code=self._code(), again=again)
 
     def drain(self, rank: int | None = None) -> None:
         """Takes what the host of a rank has sent of its output; None: what all hosts have."""
-        for each in (each for each in self.branches if each.taking and (rank is None or rank in each.ranks)):
+        for each in (each for each in self.links if each.taking and (rank is None or rank in each.ranks)):
             self._take(each)
 
     def fail(self, text: str, code: int) -> None:
@@ -232,8 +232,8 @@ class Job:
         """The agent of one more host takes part from now on."""
         for session in sessions:
             self.sessions.admit(session)
-        self.branches.append(each)
-        self.pulse.admit(each)
+        self.links.append(each)
+        self.heartbeat.admit(each)
         self.watch(each.control, partial(self._listen, each))
         each.order(**self.starts.of([], each.name, False))
 
@@ -251,7 +251,7 @@ class Job:
     def send(self, send: Send | None) -> None:
         if send == KILL:
             self.order(do="kill")
-            self.pulse.hurry()
+            self.heartbeat.hurry()
         elif send is not None:
             self.order(do="signal", number=int(send.number), group=True, spared=sorted(send.spared))
 
@@ -280,7 +280,7 @@ class Job:
             elif number == signal.SIGCONT:
                 self.order(do="signal", number=number, group=True)
             elif number == signal.SIGCHLD and os.getpid() == 1:
-                process.reap_adopted({each.pid or 0 for each in self.branches} | self.policy.children())
+                process.reap_adopted({each.pid or 0 for each in self.links} | self.policy.children())
 
     def lose(self, each: AgentLink, why: str = "its connection ended") -> None:
         """An agent has ended, or nothing is heard of it any more."""
@@ -311,7 +311,7 @@ class Job:
 
     def _code(self) -> int:
         code = self.failure[1] if self.failure is not None else self.ending.exit_code()
-        return code or (LOST if any(each.cut for each in self.branches) else 0)
+        return code or (LOST if any(each.cut for each in self.links) else 0)
 
     @property
     def failed(self) -> bool:
@@ -323,7 +323,7 @@ class Job:
         self.policy.close()
         self.store.close()
         headline, culprit = self.ending.headline(), self.ending.culprit()
-        for cut in filter(None, [each.cut for each in self.branches]):
+        for cut in filter(None, [each.cut for each in self.links]):
             self.console.say(cut)
         if self.failure is not None:
             self.console.say(self.failure[0])
@@ -331,7 +331,7 @@ class Job:
             self.console.report(culprit, self.policy.headline(headline))
         self.console.close(self._interrupted)
         self.sessions.end()
-        for each in self.branches:
+        for each in self.links:
             each.control.close()
         self._selector.close()
         return self._code()

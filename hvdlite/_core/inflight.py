@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 _OK, _AGAIN = lib.HVD_OK, lib.HVD_AGAIN
 _finish, _poll = lib.hvd_finish, lib.hvd_poll
 
-flying: dict[Any, Flight] = {}  # by name, until its owner has waited: so that a duplicate fails at the call
+in_flight: dict[Any, Flight] = {}  # by name, until its owner has waited: so that a duplicate fails at the call
 abandoned: deque[Abandoned] = deque()
 idle: list[Flight] = []
 _flights: list[Flight] = []  # all there are: what holds them when nobody else does
@@ -111,8 +111,8 @@ class Flight:
     def land(self) -> None:
         """It is over and forgotten: its name and itself are free again. The owner has let go of it before."""
         request, self.request, self.keep, self.free = self.request, None, None, False
-        if request is not None and request.name is not None and flying.get(request.name) is self:
-            flying.pop(request.name, None)
+        if request is not None and request.name is not None and in_flight.get(request.name) is self:
+            in_flight.pop(request.name, None)
         self._rests()
 
     def _rests(self) -> None:
@@ -178,7 +178,7 @@ def refuse_twice(name: Any) -> None:
     the core was, so that all ranks say the same. One that nobody can wait for any more is in flight until it is over.
     To wait for it here could be to wait for ever: the other ranks may begin theirs only after this call.
     """
-    flight = flying.get(name)
+    flight = in_flight.get(name)
     if flight is None or not flight.native.handle:  # a signal handler raised before it was submitted
         return
     if not flight.free and _owned(flight):
@@ -231,5 +231,5 @@ def forget_all() -> None:
         except IndexError:
             break
     let_go()
-    flying.clear()
+    in_flight.clear()
     forget_unnamed(None)

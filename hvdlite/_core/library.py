@@ -239,8 +239,8 @@ def bytes_or_null(text: str | None) -> Any:
 
 def named(plane: str | None, algo: str | None) -> str | None:
     """Why this build cannot serve who asks for these by name; None: it can."""
-    lent = [bytes_or_null(name) for name in (plane, algo)]
-    code = lib.hvd_named(*lent, thread.text, TEXT_BYTES)
+    borrowed = [bytes_or_null(name) for name in (plane, algo)]
+    code = lib.hvd_named(*borrowed, thread.text, TEXT_BYTES)
     return None if code == lib.HVD_OK else text_of(thread.text)
 
 
@@ -256,7 +256,7 @@ def keys_or_null(keys: bytes | None) -> Any:
 
 def set_open(
     number: int,
-    life: int,
+    incarnation: int,
     ranks: Sequence[int],
     vote_fds: Sequence[int] | None = None,
     tensor_fds: Sequence[int] | None = None,
@@ -277,7 +277,8 @@ def set_open(
     members = ffi.new("int[]", list(ranks))
     keys = [keys_or_null(vote_keys), keys_or_null(tensor_keys)]
     checked(
-        lib.hvd_set_open(number, life, members, len(ranks), votes, tensors, *keys, thread.text, TEXT_BYTES), thread.text
+        lib.hvd_set_open(number, incarnation, members, len(ranks), votes, tensors, *keys, thread.text, TEXT_BYTES),
+        thread.text,
     )
 
 

@@ -18,7 +18,7 @@ from ..errors import is_outcome
 from ..errors.user_warning import warn
 from ..system.bounded_cache import remember
 from .device import risk
-from .inflight import BatchedFlight, Flight, Flights, abandon, abandoned, flying, idle, refuse_twice, sweep, take
+from .inflight import BatchedFlight, Flight, Flights, abandon, abandoned, idle, in_flight, refuse_twice, sweep, take
 from .library import SEND, TEXT_BYTES, checked, error_for, ffi, lib, require_job, text_of, thread
 from .wait_limit import WAIT_MS, waited
 
@@ -34,12 +34,12 @@ _requests: OrderedDict[Any, Request] = OrderedDict()
 class Request:
     """What a call says but for its memory. Shared by threads and never changed."""
 
-    __slots__ = ("_lent", "name", "native")
+    __slots__ = ("_borrowed", "name", "native")
 
-    def __init__(self, native: Any, name: Any, lent: Any) -> None:
+    def __init__(self, native: Any, name: Any, borrowed: Any) -> None:
         self.native = native
         self.name = name  # by what it is known while in flight; None: unnamed
-        self._lent = lent
+        self._borrowed = borrowed
 
     def start(self, source: int, target: int, quiet: int, flight: Flight, keep: Any) -> None:
         """Submits it with these addresses, whose memory `keep` holds. The flight's owner waits for it, or hands it on
@@ -47,11 +47,11 @@ class Request:
         if abandoned:
             sweep()
         name = self.name
-        if name is not None and name in flying:
+        if name is not None and name in in_flight:
             refuse_twice(name)
         flight.keep, flight.request = keep, self
         if name is not None:
-            flying[name] = flight
+            in_flight[name] = flight
         text = thread.text
         code = _run(self.native, source, target, quiet, 0, flight.native, text, TEXT_BYTES)
         if code != _AGAIN:
@@ -63,7 +63,7 @@ class Request:
         if abandoned:
             sweep()
         name = self.name
-        if name is not None and name in flying:
+        if name is not None and name in in_flight:
             refuse_twice(name)
         text = thread.text
         flight = take()
@@ -87,7 +87,7 @@ class Request:
         """The same of memory on a device. not_finite: what was found there, for the NaN guard."""
         native = ffi.new("struct hvd_request *", self.native[0])
         native.device, native.ready, native.not_finite = device, ffi.cast("void *", ready), not_finite
-        return Request(native, self.name, (self._lent, self.native))
+        return Request(native, self.name, (self._borrowed, self.native))
 
     def check(self, source: int, target: int) -> None:
         """Raises what a submission would raise, and submits nothing."""
@@ -308,7 +308,7 @@ def submit_group(members: Sequence[Given], quiet: int) -> list[Pending]:
     if abandoned:
         sweep()
     for member in members:
-        if member.request.name in flying:
+        if member.request.name in in_flight:
             refuse_twice(member.request.name)
         member.request.check(member.source, member.target)
     count = len(members)
@@ -322,7 +322,7 @@ def submit_group(members: Sequence[Given], quiet: int) -> list[Pending]:
         flight = BatchedFlight(group, place)
         flight.keep, flight.request = keep, known
         if known.name is not None:
-            flying[known.name] = flight
+            in_flight[known.name] = flight
         pendings.append(Pending(known, follow, ready, flight))
     taken = lib.hvd_submit_many(pointers, count, group.owners, thread.text, TEXT_BYTES)
     if taken != count:

@@ -172,11 +172,11 @@ def _remove_parts(path: str) -> None:
             part = os.path.join(folder, found[0])
             with contextlib.suppress(OSError):
                 old = time.time() - os.stat(part).st_mtime > _PART_AGE
-                if old or (found[1] == _host() and not _lives(int(found[2]))):
+                if old or (found[1] == _host() and not _incarnations(int(found[2]))):
                     os.unlink(part)
 
 
-def _lives(pid: int) -> bool:
+def _incarnations(pid: int) -> bool:
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

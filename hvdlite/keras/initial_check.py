@@ -28,10 +28,10 @@ from .. import _core, config
 from ..errors import HvdMismatchError
 from ..errors.codes import coded
 from ..errors.user_warning import warn
-from ..lifecycle.init import lives
+from ..lifecycle.init import incarnations
 from ..numpy import allreduce
 from ..ops import Sum
-from ..process_sets.process_set import ProcessSet, on_new_life
+from ..process_sets.process_set import ProcessSet, on_new_incarnation
 from ..training.digest import are_equal, number_of, summands
 from ..training.same_data import SameData
 
@@ -71,15 +71,15 @@ class Check(abc.ABC):
     def __init__(self, process_set: ProcessSet, sum_of_bits: Callable[[Any], int]) -> None:
         self._process_set, self._sum_of_bits = process_set, sum_of_bits
         self.state: Callable[[], list[Any]] = list  # variables that are compared besides those of a round
-        self._life, self._mode, self.left = -1, "off", 1  # left: rounds until the next comparison
-        self._born, self._joins = lives(), _core.joins()
+        self._incarnation, self._mode, self.left = -1, "off", 1  # left: rounds until the next comparison
+        self._born, self._joins = incarnations(), _core.joins()
         self.off()
 
     def off(self) -> bool:
         """Whether nothing is compared in this life of the job. The first call in a life begins anew."""
-        if self._life != lives():
-            self._life, self._mode, self.left = lives(), config.load().values["check_start"], 1
-            self._joins = self._joins if self._born == self._life else 0
+        if self._incarnation != incarnations():
+            self._incarnation, self._mode, self.left = incarnations(), config.load().values["check_start"], 1
+            self._joins = self._joins if self._born == self._incarnation else 0
             self._begin()
         return self._mode == "off"
 
@@ -119,7 +119,7 @@ def _forget() -> None:
     SameData.differed = 0
 
 
-on_new_life(_forget)
+on_new_incarnation(_forget)
 
 
 class DataCheck(Check):
@@ -133,7 +133,7 @@ class DataCheck(Check):
         self._sums_of = sums_of
 
     def _begin(self) -> None:
-        self._data = SameData(None if self._born == self._life else 0)
+        self._data = SameData(None if self._born == self._incarnation else 0)
 
     def _compared(self, prefix: str, variables: Sequence[Any], values: Sequence[Any] | None) -> int:
         for place, value in enumerate(values or ()):

@@ -82,7 +82,7 @@ class Reducer:
             of_travel = [owners[place] for place in travel]
             self._start.round(self.prefix, of_travel)
             self._data.round(self.prefix, of_travel, [found[place] for place in travel])
-        flying = []
+        in_flight = []
         for place in reversed(range(len(found))):
             gradient, owner = found[place], owners[place]
             if gradient is None:
@@ -96,8 +96,8 @@ class Reducer:
                 small.detach(), name=name, op=self.op, prescale_factor=1.0 / self.predivide,
                 postscale_factor=self.predivide, process_set=self.process_set,
             )  # fmt: skip
-            flying.append((place, handle, ctx))
-        for place, handle, ctx in flying:
+            in_flight.append((place, handle, ctx))
+        for place, handle, ctx in in_flight:
             found[place] = self.compression.decompress(handle.wait(), ctx)
         metrics.step(self)
         return found

@@ -18,15 +18,17 @@ from ..trace import directory
 
 if TYPE_CHECKING:
     from ..rendezvous import store_client
-    from ..rendezvous.placement import Seats
+    from ..rendezvous.placement import HostLayout
     from ..transport.mesh import Rows
 
 
-def of_job(settings: config.Settings, store: store_client.Rendezvous | None, life: int) -> tuple[bytes, int, int]:
+def of_job(
+    settings: config.Settings, store: store_client.Rendezvous | None, incarnation: int
+) -> tuple[bytes, int, int]:
     """What only this life of this job has: its secret, its number, its epoch."""
     secret, job = settings.values["secret_key"], settings.values["job_id"]
     if store is None:
-        return secret or bytes(32), job or os.getpid(), life
+        return secret or bytes(32), job or os.getpid(), incarnation
     return secret or store.secret, job or store.job, store.epoch
 
 
@@ -34,23 +36,23 @@ def options(
     place: discovery.Place,
     settings: config.Settings,
     store: store_client.Rendezvous | None,
-    seats: Seats | None,
+    layout: HostLayout | None,
     rows: Rows | None,
-    life: int,
+    incarnation: int,
 ) -> tuple[Any, list[Any]]:
     """`struct hvd_options *`, and what must live until hvd_init returns. rows: streams to other ranks, the core's from
     then on. life: how often this process has been a rank before."""
-    values, lent = settings.values, list[Any]()
+    values, borrowed = settings.values, list[Any]()
     given = ffi.new("struct hvd_options *")
     given.rank, given.size = place.rank, place.size
     given.local_rank, given.local_size = place.local_rank, place.local_size
     given.cross_rank, given.cross_size = place.cross_rank, place.cross_size
-    given.secret, given.job, given.epoch = of_job(settings, store, life)
+    given.secret, given.job, given.epoch = of_job(settings, store, incarnation)
     given.store_fd = store.fileno() if store is not None else -1
     session = store.session() if store is not None else None
     if session is not None:  # its counts live as long as the store does, which outlives the engine
-        lent = [_core.keys_or_null(session.keys), ffi.from_buffer("uint64_t[]", session.counts)]
-        given.store_keys, given.store_counters = lent
+        borrowed = [_core.keys_or_null(session.keys), ffi.from_buffer("uint64_t[]", session.counts)]
+        given.store_keys, given.store_counters = borrowed
     given.shared_memory = values["shared_memory"]
     given.fusion_bytes = values["fusion_threshold"]
     given.slots_max = values["cache_capacity"]
@@ -69,25 +71,25 @@ def options(
     given.stall_warn_ms, given.collective_timeout_ms = math.ceil(warn * 1000), math.ceil(end * 1000)
     given.report_fd = 2
     given.stack_signal, given.stack_fd = _core.stack_source() if place.size > 1 else (0, -1)
-    lent += [_core.bytes_or_null(values[name]) for name in ("plane", "algo")]
-    given.plane, given.algo = lent[-2:]
+    borrowed += [_core.bytes_or_null(values[name]) for name in ("plane", "algo")]
+    given.plane, given.algo = borrowed[-2:]
     given.link_alpha_ns, given.link_beta_ps = values["link_cost"] or (0, 0)
-    if store is not None and (values["plane"] == "mpi" or (seats is not None and seats.hosts > 1)):
+    if store is not None and (values["plane"] == "mpi" or (layout is not None and layout.hosts > 1)):
         given.mpi_comm = store.lend()
     records = directory.place_of(values["trace_dir"], given.job, config.environ())
-    lent.append(_core.bytes_or_null(records.folder))
-    given.trace_dir, given.trace_guarded = lent[-1], not records.asked
-    if store is not None and seats is not None and seats.hosts > 1:
+    borrowed.append(_core.bytes_or_null(records.folder))
+    given.trace_dir, given.trace_guarded = borrowed[-1], not records.asked
+    if store is not None and layout is not None and layout.hosts > 1:
         from ..trace import clock
 
-        given.clock_offset_ns, given.clock_error_ns = clock.offset(place.rank, seats.host_of, store.allgather)
+        given.clock_offset_ns, given.clock_error_ns = clock.offset(place.rank, layout.host_of, store.allgather)
     if rows is not None:
-        lent += [_core.row_or_null(rows.tensors), _core.row_or_null(rows.votes)]
-        given.tensor_fd, given.vote_fd = lent[-2:]
-        lent += [_core.keys_or_null(rows.tensor_keys), _core.keys_or_null(rows.vote_keys)]
-        given.tensor_keys, given.vote_keys = lent[-2:]
-    if seats is not None and seats.hosts > 1:
-        names = [_core.bytes_or_null(name) for name in seats.host_name]
-        lent += [*names, ffi.new("char *[]", names), _core.row_or_null(seats.host_of)]
-        given.host_name, given.host_of = lent[-2:]
-    return given, lent
+        borrowed += [_core.row_or_null(rows.tensors), _core.row_or_null(rows.votes)]
+        given.tensor_fd, given.vote_fd = borrowed[-2:]
+        borrowed += [_core.keys_or_null(rows.tensor_keys), _core.keys_or_null(rows.vote_keys)]
+        given.tensor_keys, given.vote_keys = borrowed[-2:]
+    if layout is not None and layout.hosts > 1:
+        names = [_core.bytes_or_null(name) for name in layout.host_name]
+        borrowed += [*names, ffi.new("char *[]", names), _core.row_or_null(layout.host_of)]
+        given.host_name, given.host_of = borrowed[-2:]
+    return given, borrowed

@@ -34,11 +34,11 @@ from . import engine_options, uncaught
 
 if TYPE_CHECKING:
     from ..rendezvous import store_client
-    from ..rendezvous.placement import Seats
+    from ..rendezvous.placement import HostLayout
     from ..transport.mesh import JobLinks
 
 
-class _Life:
+class _State:
     """What this process holds as a rank."""
 
     def __init__(self) -> None:
@@ -51,7 +51,7 @@ class _Life:
         self.inits = 0
 
 
-_life = _Life()
+_state = _State()
 hydra.watch(config.environ())
 closers: list[Callable[[bool], Callable[[], None]]] = []  # of hvd.ps and hvd.rpc: see `shutdown`
 _inherited: list[Any] = []  # what a forked child must neither use nor close
@@ -131,7 +131,7 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
 
 def _init(comm: Any, process_sets: Sequence[ProcessSet] | str | None) -> None:
     """Once."""
-    with _life.lock, mpi.settling():
+    with _state.lock, mpi.settling():
         if lib.hvd_forked() == 1:
             raise _core.error_for(lib.HVD_EFORK, "")
         comm, more = mpi.first_of(comm)
@@ -154,30 +154,30 @@ def _init(comm: Any, process_sets: Sequence[ProcessSet] | str | None) -> None:
         refused = bootstrap.refusal(place)
         if refused is not None:
             raise HvdInitError(coded("HVD106", refused))
-        if place.rank == 0 and _life.inits == 0:
+        if place.rank == 0 and _state.inits == 0:
             for note in settings.notes:
                 print(f"hvdlite: {note}", file=sys.stderr, flush=True)
         autotune.check(settings, place.rank)
-        seats = None
+        layout = None
         try:
-            sets = static.of_life(sets, place.rank, place.size)
+            sets = static.of_incarnation(sets, place.rank, place.size)
             if place.size > 1:
                 named = [[] if each.mpi_comm is not None else each.ranks for each in sets]
-                store, seats = bootstrap.meet(place, settings, _core.VERSION, _core.WIRE_VERSION, named, store)
+                store, layout = bootstrap.meet(place, settings, _core.VERSION, _core.WIRE_VERSION, named, store)
         except BaseException:
             if store is not None:
                 store.close()
             raise
-        place = bootstrap.completed(place, seats)
+        place = bootstrap.completed(place, layout)
         if settings.values["member"] is not None:
             elastic_member.tell_environment(place)
-        _life.links = _start(place, settings, store, seats)
-        _life.store, _life.homogeneous, _life.aborts = store, seats is None or seats.homogeneous, False
-        use_links(_life.links)
-        use_seals(Seals(*engine_options.of_job(settings, store, _life.inits), place.rank))
+        _state.links = _start(place, settings, store, layout)
+        _state.store, _state.homogeneous, _state.aborts = store, layout is None or layout.homogeneous, False
+        use_links(_state.links)
+        use_seals(Seals(*engine_options.of_job(settings, store, _state.inits), place.rank))
         _core.bound(settings.stall_limits()[1])
         nan_guard.begin(settings.values["nan_guard"])
-        _life.inits += 1
+        _state.inits += 1
         _hook()
         _register(sets)
         autotune.begin(settings, place.rank, place.size)
@@ -189,7 +189,7 @@ def _prepare(settings: config.Settings) -> None:
     """This process joins an elastic job later. Until then it may communicate with itself."""
     _start(discovery.SINGLE, settings, None, None)
     use_links(None)
-    use_seals(Seals(*engine_options.of_job(settings, None, _life.inits), discovery.SINGLE.rank))
+    use_seals(Seals(*engine_options.of_job(settings, None, _state.inits), discovery.SINGLE.rank))
     _core.bound(settings.stall_limits()[1])
     _hook()
 
@@ -211,7 +211,7 @@ def _found(
     if mpi.wanted(comm, told, environ, values["plane"]):
         from ..mpi import world
 
-        met = world.open_world(comm, told, values["start_timeout"], _life.inits, values["secret_key"], values["agent"])
+        met = world.open_world(comm, told, values["start_timeout"], _state.inits, values["secret_key"], values["agent"])
         return met.place, met
     assert told is not None
     _require_all(comm, told.size)
@@ -242,15 +242,15 @@ def _register(sets: list[ProcessSet]) -> None:
 
 
 def _start(
-    place: discovery.Place, settings: config.Settings, store: store_client.Rendezvous | None, seats: Seats | None
+    place: discovery.Place, settings: config.Settings, store: store_client.Rendezvous | None, layout: HostLayout | None
 ) -> JobLinks | None:
     """Start the engine; on failure say so to the store and close it."""
     boot, links = _Boot(store), None
     try:
         rows = None
-        if store is not None and seats is not None and (seats.hosts > 1 or settings.values["plane"] == "p2p"):
-            links, rows = bootstrap.link(place, settings, store, seats)
-        options, _lent = engine_options.options(place, settings, store, seats, rows, _life.inits)
+        if store is not None and layout is not None and (layout.hosts > 1 or settings.values["plane"] == "p2p"):
+            links, rows = bootstrap.link(place, settings, store, layout)
+        options, _borrowed = engine_options.options(place, settings, store, layout, rows, _state.inits)
         handle, text = ffi.new_handle(boot), ffi.new("char[]", lib.HVD_TEXT_MAX)
         code = lib.hvd_init(options, lib.hvd_py_allgather, handle, text, lib.HVD_TEXT_MAX)
         if code == lib.HVD_OK and boot.error is None:
@@ -280,14 +280,14 @@ def shutdown() -> None:
         >>> hvd.shutdown()  # doctest: +SKIP
         >>> # skipped here, since the examples after it need the job
     """
-    with _life.lock:
+    with _state.lock:
         if lib.hvd_forked() == 1:
             raise _core.error_for(lib.HVD_EFORK, "")
         autotune.end()
         recorder.end()
         metrics.end()
         nan_guard.end()
-        failed = _life.aborts or _core.failure_of_job() is not None
+        failed = _state.aborts or _core.failure_of_job() is not None
         ends, closers[:] = [close(failed) for close in closers], []  # what they have sent arrives; then they end
         while lib.hvd_shutdown(_core.WAIT_MS) == lib.HVD_AGAIN:
             pass  # a signal handler may run here; who calls shutdown again goes on with the same one
@@ -295,10 +295,10 @@ def shutdown() -> None:
             end()
         _core.forget_all()
         process_set.forget_all()
-        links, _life.links = _life.links, None
+        links, _state.links = _state.links, None
         if links is not None:
             links.close()
-        store, _life.store = _life.store, None
+        store, _state.store = _state.store, None
         if store is not None:
             store.failed = failed
             store.bye()
@@ -308,8 +308,8 @@ def leave_unfit() -> None:
     """Leaves an elastic job as one whose state is of another form: the others go on without it."""
     from ..rendezvous import store_client  # late: what it loads takes its time
 
-    if isinstance(_life.store, store_client.Store):
-        _life.store.unfit = True
+    if isinstance(_state.store, store_client.Store):
+        _state.store.unfit = True
     shutdown()
 
 
@@ -326,9 +326,9 @@ def is_initialized() -> bool:
     return lib.hvd_initialized() == 1 or bool(_core.preparing)
 
 
-def lives() -> int:
+def incarnations() -> int:
     """How many times this process has become a rank."""
-    return _life.inits
+    return _state.inits
 
 
 def is_homogeneous() -> bool:
@@ -345,14 +345,14 @@ def is_homogeneous() -> bool:
         True
     """
     _core.require_job()
-    return _life.homogeneous
+    return _state.homogeneous
 
 
 def _hook() -> None:
     """Exit handling, once per process: only a process that has been a rank has anything to tell."""
-    if _life.pid == os.getpid():
+    if _state.pid == os.getpid():
         return
-    first, _life.pid = _life.pid == 0, os.getpid()
+    first, _state.pid = _state.pid == 0, os.getpid()
     if first:
         atexit.register(_at_exit)
         with contextlib.suppress(AttributeError, RuntimeError):  # it is CPython's own, and refuses while Python ends
@@ -362,7 +362,7 @@ def _hook() -> None:
 
 def _script_ended() -> None:
     """Before the first exit handler. A rank that runs those gets the time for them, whoever else has failed."""
-    if os.getpid() == _life.pid and lib.hvd_forked() != 1 and lib.hvd_initialized() == 1:
+    if os.getpid() == _state.pid and lib.hvd_forked() != 1 and lib.hvd_initialized() == 1:
         lib.hvd_script_ended()
 
 
@@ -371,7 +371,7 @@ def abort(what: str, error: BaseException | None = None) -> None:
 
     Where another rank left early this one ends by HvdPeerLostError, which is not the cause: that is whoever left.
     """
-    if os.getpid() != _life.pid or lib.hvd_initialized() != 1 or _core.failure_of_job() is not None:
+    if os.getpid() != _state.pid or lib.hvd_initialized() != 1 or _core.failure_of_job() is not None:
         return
     if _core.preparing:  # nobody waits for it
         return
@@ -381,7 +381,7 @@ def abort(what: str, error: BaseException | None = None) -> None:
         if error.rank is None:
             return
         culprit, reason = error.rank, str(error)[max(0, str(error).find(f"rank {error.rank} ")) :]
-    _life.aborts = True
+    _state.aborts = True
     lib.hvd_abort(culprit, lib.HVD_EPEER, ffi.new("char[]", ending("HVD401", reason, 1500)))
 
 
@@ -391,7 +391,7 @@ def _host() -> str:
 
 
 def _at_exit() -> None:
-    if os.getpid() != _life.pid or lib.hvd_forked() == 1:
+    if os.getpid() != _state.pid or lib.hvd_forked() == 1:
         return
     try:
         mpi.exit_code = uncaught.status()
@@ -407,9 +407,9 @@ def _at_exit() -> None:
 
 def _in_child() -> None:
     """The core has closed the store's descriptor in the child; Python must not close that number again."""
-    (store, _life.store), _life.lock, closers[:] = (_life.store, None), threading.RLock(), []
-    if _life.links is not None:
-        _life.links.close()
+    (store, _state.store), _state.lock, closers[:] = (_state.store, None), threading.RLock(), []
+    if _state.links is not None:
+        _state.links.close()
     if store is None:
         return
     if lib.hvd_forked() == 1:

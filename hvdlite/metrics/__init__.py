@@ -36,7 +36,7 @@ _TRACKERS = ("add_scalar", "log_metrics", "log")  # what they have to be told by
 __all__ = ["StepLogger", "begin", "data_waited", "end", "report", "stats", "stats_step", "step", "write_stats"]
 
 
-class _Life:
+class _State:
     """What belongs to one life of a job."""
 
     def __init__(self) -> None:
@@ -47,13 +47,13 @@ class _Life:
         self.served: Gathering | None = None
 
 
-_life = _Life()
+_state = _State()
 
 
 def step(source: Any = None, optimizer_ns: int = 0) -> None:
     """A step is over. source: what made it, so that one counts where there are several; None: the script says so.
     optimizer_ns: of it, in the optimizer itself. Costs a microsecond; does nothing before init()."""
-    if _life.whose.counts(source):
+    if _state.whose.counts(source):
         lib.hvd_step(0, optimizer_ns)
 
 
@@ -154,9 +154,9 @@ def stats(everyone: bool = False) -> dict[str, Any]:
     from . import summary
 
     _core.require_job()
-    steps, now = _life.history.steps(), step_rows.row(0)
+    steps, now = _state.history.steps(), step_rows.row(0)
     assert now is not None
-    mine = summary.local(steps, now, _host(), _life.since_ns)
+    mine = summary.local(steps, now, _host(), _state.since_ns)
     if everyone:
         from . import job
 
@@ -291,7 +291,7 @@ class StepLogger:
             from . import step_logger
 
             found = step_logger.point(
-                [each for each in _life.history.steps(self._told) if each.number > 1], self._every
+                [each for each in _state.history.steps(self._told) if each.number > 1], self._every
             )
             self._told = self._counted
             if self._log is not None and found:
@@ -300,27 +300,27 @@ class StepLogger:
 
 def begin(settings: Settings, rank: int) -> None:
     """This process has become a rank: what options ask for begins, too."""
-    global _life
-    _life = _Life()
+    global _state
+    _state = _State()
     now = step_rows.row(0)
     assert now is not None
-    _life.since_ns = _life.history.since_ns = now[1]
+    _state.since_ns = _state.history.since_ns = now[1]
     values = settings.values
     if values["trace_steps"] and values["trace_dir"] not in (None, *directory.OFF):
         from .step_log import Journal as Writes
 
         about = {"fusion_threshold": values["fusion_threshold"]}
-        _life.journal = Writes(values["trace_dir"], rank, values["trace_every"], _host(), _life.history, about)
+        _state.journal = Writes(values["trace_dir"], rank, values["trace_every"], _host(), _state.history, about)
     if values["metrics_port"] is not None:
         from .aggregator import Gathering as Gathers
 
-        _life.served = Gathers(values, rank, _host(), _life.history)
+        _state.served = Gathers(values, rank, _host(), _state.history)
 
 
 def end() -> None:
     """This process is about to leave the job."""
-    global _life
-    life, _life = _life, _Life()
-    for each in (life.journal, life.served):
+    global _state
+    incarnation, _state = _state, _State()
+    for each in (incarnation.journal, incarnation.served):
         if each is not None:
             each.close()

@@ -52,9 +52,9 @@ class Journal:
         self._thread: threading.Thread | None = None
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            life = _core.keep(str(self.path))
+            incarnation = _core.keep(str(self.path))
             self._file = open(self.path, "w", encoding="utf-8", opener=_at_once)
-            self._say(self._head(life))
+            self._say(self._head(incarnation))
         except OSError as error:
             self._give_up(error)
             return
@@ -62,11 +62,11 @@ class Journal:
         self._thread = threading.Thread(target=self._run, name="hvdlite steps", daemon=True)
         self._thread.start()
 
-    def _head(self, life: dict[str, Any]) -> dict[str, Any]:
+    def _head(self, incarnation: dict[str, Any]) -> dict[str, Any]:
         clock = clock_offset()
         offset = None if clock is None else {"offset_ns": clock[0], "error_ns": clock[1]}
         return {
-            "format": FORMAT, **life, "rank": self._rank, "size": _core.size(), "host": self._host,
+            "format": FORMAT, **incarnation, "rank": self._rank, "size": _core.size(), "host": self._host,
             "begun": int(time.time()), "clock": offset, "cores": len(os.sched_getaffinity(0)),
             "local_size": _core.local_size(), **self._about,
         }  # fmt: skip

@@ -52,7 +52,7 @@ class World:
         self.servers: Sequence[str] = ()
         self.failed = False
         self.agent = -1  # the connection to this rank's
-        self.lent = False  # whether the core has it for tensors
+        self.borrowed = False  # whether the core has it for tensors
         self._timeout = timeout
         self._settled = threading.Event()
         self._mover: threading.Thread | None = None
@@ -79,7 +79,7 @@ class World:
 
     def lend(self) -> int:
         """The communicator, for the core to move tensors over; process sets get one each from then on."""
-        self.lent = True
+        self.borrowed = True
         return self.comm
 
     def session(self) -> None:
@@ -112,7 +112,7 @@ class World:
     def prepare_set(self, ranks: Sequence[int]) -> int:
         """A communicator for the process set that is opened next; all ranks of the set call this. 0: none is needed."""
         comm = 0
-        if self.lent and len(ranks) > 1 and self.place.rank in ranks:
+        if self.borrowed and len(ranks) > 1 and self.place.rank in ranks:
             comm = _communicator(self.comm, ranks, self._timeout)
         lib.hvd_mpi_comm_lend(comm)
         return comm

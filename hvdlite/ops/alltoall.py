@@ -424,7 +424,7 @@ class Exchanges(Tensors[T]):
             quiet=_core.QUIET if waits else _core.NOW,
             **placed(view),
         )  # fmt: skip
-        return Handle([pending], lambda _: None if sends else self._landed(mine, held))
+        return Handle([pending], lambda _: None if sends else self._completed(mine, held))
 
     def send_async(
         self, tensor: Any, dst: int, name: str | None = None, process_set: ProcessSet = global_process_set

@@ -20,12 +20,12 @@ from typing import Any
 from .. import _core
 from ..errors import HvdTimeoutError
 from ..errors.codes import coded
-from ..process_sets.process_set import ProcessSet, global_process_set, number_of, on_new_life, rank_in
+from ..process_sets.process_set import ProcessSet, global_process_set, number_of, on_new_incarnation, rank_in
 from .arguments import full_name
 from .handle import Handle
 
 _joins: list[_core.Pending] = []  # at most one, which a signal handler's exception has left
-on_new_life(_joins.clear)
+on_new_incarnation(_joins.clear)
 
 
 def barrier(process_set: ProcessSet = global_process_set, *, timeout: Any = None) -> None:

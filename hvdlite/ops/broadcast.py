@@ -211,7 +211,7 @@ class Shares(Tensors[T]):
             quiet=_core.QUIET if waits else _core.SOON,
             **placed(view),
         )  # fmt: skip
-        return Handle([pending], lambda _: self._landed(accepted, target) if in_place else target)
+        return Handle([pending], lambda _: self._completed(accepted, target) if in_place else target)
 
     def broadcast_async(
         self, tensor: Any, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set

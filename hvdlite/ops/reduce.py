@@ -44,7 +44,7 @@ class Reductions(Quick[T]):
             process_set=number_of(terms.process_set), priority=terms.priority,
             quiet=_core.QUIET if waits else _core.SOON, **placed(view),
         )  # fmt: skip
-        return Handle([pending], lambda _: self._landed(mine, target) if in_place else target)
+        return Handle([pending], lambda _: self._completed(mine, target) if in_place else target)
 
     def _grouped_allreduce(
         self, tensors: Any, name: str | None, terms: Terms, waits: bool = False, in_place: bool = False
@@ -59,7 +59,7 @@ class Reductions(Quick[T]):
             waits,
         )
         if in_place:
-            return Handle(pending, lambda _: [self._landed(mine, target) for mine, _, _, target, _ in prepared])
+            return Handle(pending, lambda _: [self._completed(mine, target) for mine, _, _, target, _ in prepared])
         return Handle(pending, lambda _: [target for _, _, _, target, _ in prepared])
 
     def allreduce_async(

@@ -54,7 +54,7 @@ class Tensors(Generic[T]):
             )
         return mine, view
 
-    def _landed(self, tensor: T, target: T) -> T:
+    def _completed(self, tensor: T, target: T) -> T:
         """In place: a result that came to a contiguous copy goes back to the caller's tensor."""
         if target is not tensor:
             self.adapter.copy(tensor, target)

@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 Tell = Callable[[str, Any], list[Any]]  # what it is about, and this rank's word
 
 _links: JobLinks | None = None
-_lives = 0  # the greatest that a set has had here in this job, also one that did not come about
+_incarnations = 0  # the greatest that a set has had here in this job, also one that did not come about
 _used: set[int] = set()  # numbers of sets that are open here
 
 
 def use_links(links: JobLinks | None) -> None:
     """For `init`: where the streams of sets come from; None where no set needs any. No set is open yet."""
-    global _links, _lives
-    _links, _lives = links, 0
+    global _links, _incarnations
+    _links, _incarnations = links, 0
     _used.clear()
 
 
@@ -45,7 +45,7 @@ def address() -> str:
 
 def place() -> list[Any]:
     """What the others must know before a set is opened: the numbers in use here, and the greatest life."""
-    return [sorted(_used), _lives]
+    return [sorted(_used), _incarnations]
 
 
 def opened(call: str, ranks: list[int], among: Sequence[int], places: Sequence[Any], tell: Tell) -> int:
@@ -53,15 +53,15 @@ def opened(call: str, ranks: list[int], among: Sequence[int], places: Sequence[A
 
     places: what each of `among` has said of its place.
     """
-    global _lives
+    global _incarnations
     taken = {each for used, _ in places for each in used}
     number = next(free for free in itertools.count(1) if free not in taken)
-    _lives = 1 + max(lives for _, lives in places)
+    _incarnations = 1 + max(incarnations for _, incarnations in places)
     comm, failure = 0, None
     try:
         if mpi.enabled():
             comm = mpi.current().prepare_set(ranks)
-        _core.set_open(number, _lives, ranks, *_streams(number, ranks))
+        _core.set_open(number, _incarnations, ranks, *_streams(number, ranks))
         _used.add(number)  # also if the others are never heard of again
         _core.forget_unnamed(number)
     except Exception as error:
@@ -98,4 +98,4 @@ def _streams(number: int, ranks: list[int]) -> Rows | tuple[()]:
     """A set's streams, for the core. No two ranks are in two sets of one number and life: that names the streams."""
     if _links is None or _core.rank() not in ranks:
         return ()
-    return _links.rows(f"set {number} of {_lives}", ranks, _core.raise_failure)
+    return _links.rows(f"set {number} of {_incarnations}", ranks, _core.raise_failure)

@@ -30,7 +30,7 @@ from .open import Tell
 _lock = threading.RLock()
 _valid: dict[int, list[ProcessSet]] = {}  # by number; several objects may stand for one set
 _of_members: dict[int, ProcessSet] = {}  # likewise, those that only their members know
-_at_new_life: list[Callable[[], None]] = []  # what else counts from the beginning with each job
+_at_new_incarnation: list[Callable[[], None]] = []  # what else counts from the beginning with each job
 
 
 class ProcessSet:
@@ -402,9 +402,9 @@ def existing_or_added(ranks: Sequence[int]) -> ProcessSet:
         return _add(ProcessSet(wanted), wanted)
 
 
-def on_new_life(forget: Callable[[], None]) -> None:
+def on_new_incarnation(forget: Callable[[], None]) -> None:
     """Call this when a job ends, too."""
-    _at_new_life.append(forget)
+    _at_new_incarnation.append(forget)
 
 
 def forget_all() -> None:
@@ -416,5 +416,5 @@ def forget_all() -> None:
         _valid.clear()
         _of_members.clear()
         open.use_links(None)
-        for forget in _at_new_life:
+        for forget in _at_new_incarnation:
             forget()

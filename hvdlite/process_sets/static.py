@@ -42,7 +42,7 @@ def forget() -> None:
     _named.clear()
 
 
-def of_life(sets: list[ProcessSet] | None, rank: int, size: int) -> list[ProcessSet]:
+def of_incarnation(sets: list[ProcessSet] | None, rank: int, size: int) -> list[ProcessSet]:
     """Those of a job of this size: those named now, ValueError if it cannot have them; or those of last time that it
     can have."""
     if sets is not None:

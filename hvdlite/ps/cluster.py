@@ -186,9 +186,9 @@ def serve(servers: int | None = None) -> None:
     settings = config.load()
     curve.zmq_for("hvd.ps")
     session = time.time_ns()
-    launched = list(getattr(init._life.store, "servers", ()))
+    launched = list(getattr(init._state.store, "servers", ()))
     if launched:
-        secret, job, _ = engine_options.of_job(settings, init._life.store, init.lives() - 1)
+        secret, job, _ = engine_options.of_job(settings, init._state.store, init.incarnations() - 1)
         session = broadcast_object(session, name="hvd.ps.serve")
         _serving = _Serving(launched, [], secret, job, session)
         return

@@ -156,7 +156,7 @@ class RayExecutor:
         self._workers: list[Any] = []
         self._who: list[str] = []
         self._group: Any = None  # ours, to be removed
-        self._meeting: driver.DriverStore | None = None
+        self._store: driver.DriverStore | None = None
         self._state = "start() has not been called"
         self._places: list[tuple[str, list[Any]]] = []  # by rank: its host, its GPUs
         self._in_job: dict[int, bool] = {}  # by rank: whether it was in the job after its last call
@@ -251,14 +251,14 @@ class RayExecutor:
 
     def _meet(self) -> None:
         """A new job: at the store of the one before some may have joined more often than others."""
-        if self._meeting is not None:
-            self._meeting.close()
+        if self._store is not None:
+            self._store.close()
         address = self._ray.util.get_node_ip_address()
-        self._meeting = driver.DriverStore(self.num_workers, address, self.settings.start_timeout)
+        self._store = driver.DriverStore(self.num_workers, address, self.settings.start_timeout)
         hosts = [host for host, _ in self._places]
         told = []
         for rank, host in enumerate(hosts):
-            environ = self._meeting.environ(rank, (hosts[:rank].count(host), hosts.count(host)))
+            environ = self._store.environ(rank, (hosts[:rank].count(host), hosts.count(host)))
             gpus = sorted({str(gpu) for other, each in self._places if other == host for gpu in each}, key=_by_number)
             if gpus:
                 environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
@@ -377,7 +377,7 @@ class RayExecutor:
 
     def _ready(self) -> None:
         """Raises HvdRunError where there are no workers."""
-        if not self._workers or self._meeting is None:
+        if not self._workers or self._store is None:
             raise HvdRunError(f"this executor has no workers: {self._state}; call start() [HVD406]")
         if self._failed:
             self._within([worker.leave.remote() for worker in self._workers])
@@ -399,9 +399,9 @@ class RayExecutor:
                         gathered.answer(answer)
                         self._in_job[rank] = answer.is_in
                     except ray.exceptions.RayError as error:
-                        lost, meeting = True, self._meeting
-                        assert meeting is not None
-                        gathered.lost(rank, meeting.lost(rank, _words(error), self._who[rank]))
+                        lost, store = True, self._store
+                        assert store is not None
+                        gathered.lost(rank, store.lost(rank, _words(error), self._who[rank]))
                 idle = set(self._in_job) - set(waiting.values())
                 watch.look([rank for rank in sorted(idle) if self._in_job[rank]])
             self._failed = True
@@ -431,13 +431,13 @@ class RayExecutor:
         from ray.util.placement_group import remove_placement_group
 
         (workers, self._workers), (group, self._group) = (self._workers, []), (self._group, None)
-        meeting, self._meeting, self._state = self._meeting, None, state
+        store, self._store, self._state = self._store, None, state
         for worker in workers:
             self._ray.kill(worker, no_restart=True)
         if group is not None:
             remove_placement_group(group)
-        if meeting is not None:
-            meeting.close()
+        if store is not None:
+            store.close()
 
 
 def _is_alone(ray: Any) -> bool:

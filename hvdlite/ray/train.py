@@ -73,24 +73,24 @@ class HvdliteConfig(BackendConfig):  # type: ignore[misc]
 
 class _Backend(Backend):  # type: ignore[misc]
     share_cuda_visible_devices = True  # hvd.local_rank() is an index into the GPUs of all ranks of its host
-    _meeting: driver.DriverStore | None = None
+    _store: driver.DriverStore | None = None
 
     def on_start(self, worker_group: Any, backend_config: HvdliteConfig) -> None:
         import ray
 
         hosts = worker_group.execute(machine_id.host_id)
         address = ray.util.get_node_ip_address()
-        self._meeting = driver.DriverStore(len(hosts), address, backend_config.start_timeout)
+        self._store = driver.DriverStore(len(hosts), address, backend_config.start_timeout)
         told = []
         for rank, host in enumerate(hosts):
-            environ = self._meeting.environ(rank, (hosts[:rank].count(host), hosts.count(host)))
+            environ = self._store.environ(rank, (hosts[:rank].count(host), hosts.count(host)))
             told.append(worker_group.execute_single_async(rank, driver.become, environ))
         ray.get(told)
 
     def on_shutdown(self, worker_group: Any, backend_config: HvdliteConfig) -> None:
-        if self._meeting is not None:
-            self._meeting.close()
-            self._meeting = None
+        if self._store is not None:
+            self._store.close()
+            self._store = None
 
 
 class HvdliteTrainer(DataParallelTrainer):  # type: ignore[misc]

@@ -21,7 +21,7 @@ from .discovery import BY_HAND, OWN, Place
 if TYPE_CHECKING:
     from ..transport.mesh import JobLinks, Rows
     from . import store_client
-    from .placement import Seats
+    from .placement import HostLayout
 
 _NO_ROUTE = "hvdlite: votes cross over MPI, polled, because no stream joins all ranks (HVDLITE_VOTES=mpi: at once): {}"
 _UNKEPT = ("Slurm", "torchrun", BY_HAND)  # who starts ranks and keeps no store for them
@@ -74,7 +74,7 @@ def meet(
     wire: int,
     process_sets: Sequence[Sequence[int]] = (),
     store: store_client.Rendezvous | None = None,
-) -> tuple[store_client.Rendezvous, Seats]:
+) -> tuple[store_client.Rendezvous, HostLayout]:
     """Where the ranks meet (`store`, or else the launcher's, joined), and where all of them are.
 
     process_sets: the ranks of the static sets.
@@ -104,7 +104,7 @@ def meet(
         if complaint is not None:
             store.bye()  # everyone says the same and leaves: nobody is lost
             raise HvdInitError(coded("HVD104", complaint))
-        return store, placement.seats_of(records)
+        return store, placement.layout_of(records)
     except BaseException:
         store.close()
         raise
@@ -148,7 +148,7 @@ def _joined(place: Place, values: Mapping[str, Any], version: str, wire: int) ->
     )
 
 
-def completed(place: Place, found: Seats | None) -> Place:
+def completed(place: Place, found: HostLayout | None) -> Place:
     """The place with what no launcher has told. found: where all ranks are; None for one rank alone."""
     if None not in place[:6]:
         return place
@@ -160,7 +160,7 @@ def completed(place: Place, found: Seats | None) -> Place:
 
 
 def link(
-    place: Place, settings: config.Settings, store: store_client.Rendezvous, seats: Seats
+    place: Place, settings: config.Settings, store: store_client.Rendezvous, layout: HostLayout
 ) -> tuple[JobLinks, Rows] | tuple[None, None]:
     """Ways to make streams between ranks, as long as the job lives, and those of all ranks; None for a job over MPI
     whose hosts no stream joins. All ranks call it. Raises as `meet` does."""
@@ -169,13 +169,13 @@ def link(
     values = settings.values
     rendezvous = None if values["store_addr"] is None else (values["store_addr"], values["store_port"])
     if place.source == "MPI":  # no store to be reached: what counts is the way to another host
-        away = [name for name, host in zip(seats.host_name, seats.host_of) if host != seats.host_of[place.rank]]
+        away = [name for name, host in zip(layout.host_name, layout.host_of) if host != layout.host_of[place.rank]]
         rendezvous = _named(away[0].partition("#")[0]) if away else None
-    elif rendezvous and values["job_id"] is None and seats.hosts > 1 and _at_home(rendezvous, place.rank):
+    elif rendezvous and values["job_id"] is None and layout.hosts > 1 and _at_home(rendezvous, place.rank):
         rendezvous = None  # the store is on this host, which cannot know by which address others reach it
     secret, number = values["secret_key"] or store.secret, values["job_id"] or store.job
-    given = (rendezvous, secret, number, store.epoch, place.rank, store.allgather, seats.host_of)
-    way = _way_of_votes(place, values, seats)
+    given = (rendezvous, secret, number, store.epoch, place.rank, store.allgather, layout.host_of)
+    way = _way_of_votes(place, values, layout)
     if way == "mpi":
         return None, None
     if way == "auto":
@@ -196,7 +196,7 @@ def link(
         raise
 
 
-def _way_of_votes(place: Place, values: Mapping[str, Any], seats: Seats) -> str:
+def _way_of_votes(place: Place, values: Mapping[str, Any], layout: HostLayout) -> str:
     """tcp, mpi, or auto for what is found out. Raises HvdInitError for votes over an MPI that is not there."""
     way = values["votes"]
     if way not in ("auto", "tcp", "mpi"):
@@ -206,7 +206,7 @@ def _way_of_votes(place: Place, values: Mapping[str, Any], seats: Seats) -> str:
             f"rank {place.rank}: HVDLITE_VOTES=mpi needs a job under MPI, but this job was found under "
             f"{place.source}: start it with mpirun or mpiexec, or unset HVDLITE_VOTES [HVD124]"
         )
-    if place.source != "MPI" or seats.hosts == 1 or (way == "auto" and values["plane"] in ("hier", "p2p")):
+    if place.source != "MPI" or layout.hosts == 1 or (way == "auto" and values["plane"] in ("hier", "p2p")):
         return "tcp"
     return str(way)
 

@@ -23,7 +23,7 @@ Record = Mapping[str, Any]
 _REMEDY = "Start the job with hvdlite-run, or set HVDLITE_LOCAL_RANK, _LOCAL_SIZE, _CROSS_RANK and _CROSS_SIZE right"
 
 
-class Seats(NamedTuple):
+class HostLayout(NamedTuple):
     """Where all ranks are: the number of each rank's host (in the order of first ranks) and the host's name."""
 
     host_of: list[int]
@@ -50,7 +50,7 @@ def claims(place: Place, identity: str, host: str) -> dict[str, Any]:
     return {**told, "host": host, "host_id": identity}
 
 
-def seats_of(records: Sequence[Record]) -> Seats:
+def layout_of(records: Sequence[Record]) -> HostLayout:
     """Where the ranks are, from everyone's record in rank order. Hosts of one name are told apart by a number."""
     numbers: dict[str, int] = {}
     host_of = [numbers.setdefault(record["host_id"], len(numbers)) for record in records]
@@ -59,15 +59,15 @@ def seats_of(records: Sequence[Record]) -> Seats:
     for name, host in zip(names, host_of):
         hosts_called.setdefault(name, set()).add(host)
     shown = [f"{name}#{host}" if len(hosts_called[name]) > 1 else name for name, host in zip(names, host_of)]
-    return Seats(host_of, shown)
+    return HostLayout(host_of, shown)
 
 
-def completed(place: Place, seats: Seats) -> Place:
+def completed(place: Place, layout: HostLayout) -> Place:
     """The place with what the launcher has not told."""
-    local = seats.on_host_of(place.rank)
+    local = layout.on_host_of(place.rank)
     local_rank = local.index(place.rank) if place.local_rank is None else place.local_rank
-    fellows = sorted(host for host, ranks in Counter(seats.host_of).items() if ranks > local_rank)
-    mine = seats.host_of[place.rank]
+    fellows = sorted(host for host, ranks in Counter(layout.host_of).items() if ranks > local_rank)
+    mine = layout.host_of[place.rank]
     return place._replace(
         local_rank=local_rank,
         local_size=len(local),
@@ -78,31 +78,31 @@ def completed(place: Place, seats: Seats) -> Place:
 
 def misplaced(records: Sequence[Record]) -> str | None:
     """What ranks were told about their hosts that is not so, in one sentence; None if all of it is true."""
-    seats = seats_of(records)
+    layout = layout_of(records)
     ranks_of: dict[int, list[int]] = {}
-    told = Counter((host, record["local_rank"]) for host, record in zip(seats.host_of, records))
-    for rank, host in enumerate(seats.host_of):
+    told = Counter((host, record["local_rank"]) for host, record in zip(layout.host_of, records))
+    for rank, host in enumerate(layout.host_of):
         ranks_of.setdefault(host, []).append(rank)
     for rank, record in enumerate(records):
-        local = ranks_of[seats.host_of[rank]]
-        size, number, name = record["local_size"], record["local_rank"], seats.host_name[rank]
+        local = ranks_of[layout.host_of[rank]]
+        size, number, name = record["local_size"], record["local_rank"], layout.host_name[rank]
         if size is not None and size != len(local):
-            others = "" if len(local) == len(records) else f"; the others are on {_elsewhere(seats, rank)}"
+            others = "" if len(local) == len(records) else f"; the others are on {_elsewhere(layout, rank)}"
             return (
                 f"rank {rank} was told that {size} of {len(records)} ranks are on its host, but {len(local)} "
                 f"{'is' if len(local) == 1 else 'are'} on {name} (ranks {as_runs(local)}){others}. {_REMEDY}; "
                 "HVDLITE_HOST_ID tells hosts apart that look like one, or joins what looks like several."
             )
-        if number is not None and told[seats.host_of[rank], number] > 1:
+        if number is not None and told[layout.host_of[rank], number] > 1:
             same = [other for other in local if records[other]["local_rank"] == number]
             return f"ranks {as_runs(same)} on {name} were all told that they are local rank {number}. {_REMEDY}."
-    return _crossed(records, seats)
+    return _crossed(records, layout)
 
 
-def _crossed(records: Sequence[Record], seats: Seats) -> str | None:
+def _crossed(records: Sequence[Record], layout: HostLayout) -> str | None:
     taken: dict[tuple[int, int], int] = {}
     fellows_of = Counter(record["local_rank"] for record in records)
-    hosts = seats.hosts
+    hosts = layout.hosts
     for rank, record in enumerate(records):
         number, cross, size = record["local_rank"], record["cross_rank"], record["cross_size"]
         if number is None or cross is None:
@@ -110,7 +110,7 @@ def _crossed(records: Sequence[Record], seats: Seats) -> str | None:
         other = taken.setdefault((number, cross), rank)
         if other != rank:
             return (
-                f"rank {other} on {seats.host_name[other]} and rank {rank} on {seats.host_name[rank]} were both told "
+                f"rank {other} on {layout.host_name[other]} and rank {rank} on {layout.host_name[rank]} were both told "
                 f"that they are local rank {number} of host {cross} (HVDLITE_CROSS_RANK). {_REMEDY}."
             )
         fellows = fellows_of[number]
@@ -122,10 +122,10 @@ def _crossed(records: Sequence[Record], seats: Seats) -> str | None:
     return None
 
 
-def _elsewhere(seats: Seats, rank: int) -> str:
+def _elsewhere(layout: HostLayout, rank: int) -> str:
     """`nodeB (ranks 2-3)`, for up to three hosts other than that of `rank`."""
-    first = {host: other for other, host in reversed(list(enumerate(seats.host_of))) if host != seats.host_of[rank]}
+    first = {host: other for other, host in reversed(list(enumerate(layout.host_of))) if host != layout.host_of[rank]}
     shown = [
-        f"{seats.host_name[other]} (ranks {as_runs(seats.on_host_of(other))})" for _, other in sorted(first.items())
+        f"{layout.host_name[other]} (ranks {as_runs(layout.on_host_of(other))})" for _, other in sorted(first.items())
     ]
     return ", ".join(shown[:3]) + (f" and {len(shown) - 3} more" if len(shown) > 3 else "")

@@ -150,7 +150,7 @@ class _Stage:
 
         host = self._context.getConf().get("spark.driver.host")
         try:
-            meeting = driver.DriverStore(self._size, host, self._limit)
+            store = driver.DriverStore(self._size, host, self._limit)
         except OSError as error:
             raise HvdRunError(f"the driver cannot listen at spark.driver.host={host}: {error} [HVD114]") from None
         gathered = driver.WorkerAnswers(self._size)
@@ -163,7 +163,7 @@ class _Stage:
 
         failures = _Failures(hear)
         told = self._context.accumulator([], failures)
-        task = partial(_task, call, [{**env, **meeting.environ(rank)} for rank in range(self._size)], told)
+        task = partial(_task, call, [{**env, **store.environ(rank)} for rank in range(self._size)], told)
         try:
             with self._in_group():
                 ends[0].start()
@@ -173,19 +173,19 @@ class _Stage:
         except Py4JJavaError as error:
             rank, why = _named(str(error.java_exception.getMessage()))
             if rank is not None:
-                gathered.lost(rank, meeting.lost(rank, why))
+                gathered.lost(rank, store.lost(rank, why))
             elif ends[1].ident is None:  # no failure was heard of
                 why = f"no room for {self._size} tasks within {self._limit:g} s [HVD404]" if self._is_late else why
                 raise HvdRunError(coded("HVD721", f"Spark has ended the job: {why}")) from None
         except BaseException:  # Ctrl-C
             self._cancel()
-            meeting.emptied(_ENDS_S)
+            store.emptied(_ENDS_S)
             raise
         finally:
             failures.hear = None
             for each in ends:
                 each.cancel()
-            meeting.close()
+            store.close()
         return gathered.results()
 
     def _cancel(self) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 import tensorflow as tf
 
 from ..keras.initial_check import VALUES, Check, DataCheck, StartCheck
-from ..process_sets.process_set import ProcessSet, on_new_life
+from ..process_sets.process_set import ProcessSet, on_new_incarnation
 from .errors import translated
 from .ops.order import branch
 
@@ -84,7 +84,7 @@ def _renew() -> None:
             each.left.assign(1)
 
 
-on_new_life(_renew)
+on_new_incarnation(_renew)
 
 
 def start(process_set: ProcessSet, text: str = VALUES, state: Callable[[], list[Any]] = list) -> Rounds:

@@ -76,7 +76,7 @@ class CudaDevice:
         if made_on.cuda_stream != current.cuda_stream:
             _core.behind(native, made_on.cuda_stream)
 
-    def landed(self, ready: Any) -> torch.cuda.Event:
+    def completed(self, ready: Any) -> torch.cuda.Event:
         """An event after `follow`, `fetch` and what the current stream was given since. The stream that `ready` is of
         waits for it: copies that were made there may be read until then."""
         stream, made_on = torch.cuda.current_stream(self._device), ready[1][1]

@@ -72,17 +72,19 @@ def choose(paths: Iterable[Path], before: int = 0) -> Found:
     """
     told: dict[Path, tuple[Life | None, float]] = {path: _told(path) for path in paths}
     newest: dict[Life, float] = {}
-    for life, when in told.values():
-        if life is not None:
-            newest[life] = max(newest.get(life, when), when)
-    order = sorted(newest, key=lambda life: newest[life], reverse=True)
+    for incarnation, when in told.values():
+        if incarnation is not None:
+            newest[incarnation] = max(newest.get(incarnation, when), when)
+    order = sorted(newest, key=lambda incarnation: newest[incarnation], reverse=True)
     if before and before >= len(order):
         raise NoAttemptError(
             f"there {'is' if len(order) == 1 else 'are'} {len(order)} attempt{'s' * (len(order) != 1)} here: "
             f"--before takes {f'0 to {len(order) - 1}' if len(order) > 1 else '0 only'} [HVD723]"
         )
     wanted = order[before] if order else None
-    chosen = [path for path, (life, _) in told.items() if life == wanted or (life is None and not before)]
+    chosen = [
+        path for path, (incarnation, _) in told.items() if incarnation == wanted or (incarnation is None and not before)
+    ]
     return Found(chosen, max(len(order) - 1 - before, 0), before)
 
 
@@ -94,12 +96,12 @@ def _told(path: Path) -> tuple[Life | None, float]:
             when = os.fstat(file.fileno()).st_mtime
     except OSError:
         return None, 0.0
-    life, seconds, micros = _LIFE.search(head), _SECONDS.search(head), _MICROS.search(head)
+    incarnation, seconds, micros = _LIFE.search(head), _SECONDS.search(head), _MICROS.search(head)
     if seconds:
         when = float(seconds[1]) + when % 1  # of two in one second the file's own time decides
     elif micros:
         when = int(micros[1]) / 1e6
-    return (None if life is None else (life[1], int(life[2]))), when
+    return (None if incarnation is None else (incarnation[1], int(incarnation[2]))), when
 
 
 def note(found: Found, command: str) -> str | None:

@@ -36,7 +36,7 @@ class Timeline:
         offset_ns, error_ns, host = _core.clock()
         rank = _core.rank()
         self._make_folder()
-        life = _core.keep(path)
+        incarnation = _core.keep(path)
         how = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NONBLOCK  # a pipe without a reader is refused
         try:
             self._file = os.open(path, how, 0o666)
@@ -49,7 +49,7 @@ class Timeline:
         self._spans = Spans(rank, f"rank {rank} ({host})", offset_ns, mark_cycles)
         self._spans.follow()
         about = {
-            **life,
+            **incarnation,
             "rank": rank,
             "size": _core.size(),
             "host": host,

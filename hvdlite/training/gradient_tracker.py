@@ -158,7 +158,7 @@ class GradientBook:
         """Parameters that have yet to travel in this round."""
         return [parameter for parameter in range(len(self._passes)) if parameter not in self._sent]
 
-    def landed(self) -> None:
+    def completed(self) -> None:
         """The round is over: all gradients are reduced."""
         self.reduced = self.complete = True
         self._sent.clear()

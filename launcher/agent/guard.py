@@ -108,14 +108,14 @@ class _Guard:
 
     def _listen(self) -> None:
         try:
-            said, lent, _, _ = socket.recv_fds(self._near, 1, 1)
+            said, borrowed, _, _ = socket.recv_fds(self._near, 1, 1)
         except OSError:
-            said, lent = b"", []
+            said, borrowed = b"", []
         self._give_back()
         if not said:
             self._watch.unregister(self._near)
-        elif lent:
-            self._control = lent[0]
+        elif borrowed:
+            self._control = borrowed[0]
             self._watch.register(self._control, select.POLLRDHUP)
 
     def _outer_says(self) -> None:

@@ -41,10 +41,10 @@ class StoreAccess(NamedTuple):
 
 
 def shared(
-    base: Mapping[str, str], options: Mapping[str, str], meeting: StoreAccess, slots: Sequence[Slot]
+    base: Mapping[str, str], options: Mapping[str, str], access: StoreAccess, slots: Sequence[Slot]
 ) -> dict[str, str]:
     """What all ranks of this host get. `options` are variables that flags stand for; they win over inherited ones."""
-    return {**inherited(base, options, slots), **of_job(base, meeting, slots), **secret_of(meeting.secret)}
+    return {**inherited(base, options, slots), **of_job(base, access, slots), **secret_of(access.secret)}
 
 
 def inherited(
@@ -65,14 +65,14 @@ def inherited(
 
 
 def of_job(
-    base: Mapping[str, str], meeting: StoreAccess, slots: Sequence[Slot], leader: tuple[str, int] | None = None
+    base: Mapping[str, str], access: StoreAccess, slots: Sequence[Slot], leader: tuple[str, int] | None = None
 ) -> dict[str, str]:
     """What all ranks of a job get alike, but its secret. leader: rank 0's host, if not the store's, by its
     address, and a port that is free there."""
-    environ = {"HVDLITE_STORE_ADDR": meeting.address, "HVDLITE_STORE_PORT": str(meeting.port)}
-    environ["HVDLITE_JOB_ID"] = f"{meeting.job:016x}"
+    environ = {"HVDLITE_STORE_ADDR": access.address, "HVDLITE_STORE_PORT": str(access.port)}
+    environ["HVDLITE_JOB_ID"] = f"{access.job:016x}"
     environ["WORLD_SIZE"] = str(len(slots))
-    environ.update(torch_environment.of_job(base, *(leader or (meeting.address, torch_environment.free_port()))))
+    environ.update(torch_environment.of_job(base, *(leader or (access.address, torch_environment.free_port()))))
     return environ
 
 

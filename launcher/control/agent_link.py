@@ -142,9 +142,9 @@ def reported(number: int, name: str, control: registration.Arrival, output: regi
     """The agent of another host, whose two streams have arrived."""
     for arrival in (control, output):
         registration.keep_watch(arrival.sock, arrival is control, float(arrival.hello["silence"]))
-    branch = AgentLink(name, control.sock, output.sock, sessions=(control.session, output.session))
-    branch.peer, branch.number, branch.hello = control.peer, number, control.hello
-    return branch
+    link = AgentLink(name, control.sock, output.sock, sessions=(control.session, output.session))
+    link.peer, link.number, link.hello = control.peer, number, control.hello
+    return link
 
 
 def _fork(control: socket.socket, output: socket.socket, stdin: int, close: Sequence[socket.socket]) -> int:

@@ -23,20 +23,20 @@ HURRIED_S = 1.0
 class Heartbeat:
     """Of the agents of `branches`; limit: seconds without an answer that are too many."""
 
-    def __init__(self, branches: Sequence[AgentLink], limit: float) -> None:
-        self._branches = branches
+    def __init__(self, links: Sequence[AgentLink], limit: float) -> None:
+        self._links = links
         self._limit = limit
         self._hurried = False
         self._next = time.monotonic() + BEAT_S
-        self._missed = {id(each): 0 for each in branches}
+        self._missed = {id(each): 0 for each in links}
 
-    def admit(self, branch: AgentLink) -> None:
+    def admit(self, link: AgentLink) -> None:
         """One more, which is in the list already."""
-        self._missed[id(branch)] = 0
+        self._missed[id(link)] = 0
 
     def due(self) -> float | None:
         """When `beat` has something to do; None: never."""
-        return self._next if any(each.alive and not each.done for each in self._branches) else None
+        return self._next if any(each.alive and not each.done for each in self._links) else None
 
     def hurry(self) -> None:
         """From now on, every agent has to answer soon."""
@@ -52,7 +52,7 @@ class Heartbeat:
             return []
         self._next = now + BEAT_S
         silent = []
-        for each in self._branches:
+        for each in self._links:
             if not each.alive or each.done:
                 continue
             if not each.asked:

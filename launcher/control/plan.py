@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 class RemoteHosts(NamedTuple):
     """The other hosts of a job: their agents, and what was found out with them."""
 
-    branches: list[AgentLink]
+    links: list[AgentLink]
     slots: Sequence[Slot]  # of the whole job
     address: str  # where the store is to listen
     secret: bytes

@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 class Orders:
     """Of one job. first: the agent of rank 0's host."""
 
-    def __init__(self, plan: Plan, far: RemoteHosts, meeting: rank_environment.StoreAccess, first: AgentLink) -> None:
+    def __init__(self, plan: Plan, far: RemoteHosts, access: rank_environment.StoreAccess, first: AgentLink) -> None:
         leader = None if first.peer is None else (first.peer, int(first.hello["torch_port"]))
-        self._plan, self._far, self._secret = plan, far, meeting.secret
-        self._told = {} if plan.over_mpi else rank_environment.of_job(plan.environ, meeting, far.slots, leader)
+        self._plan, self._far, self._secret = plan, far, access.secret
+        self._told = {} if plan.over_mpi else rank_environment.of_job(plan.environ, access, far.slots, leader)
         self._told.update(rank_environment.of_attempt(plan.attempt, plan.max_restarts))
         if plan.servers:  # by a flag on this host alone, where the same command is not given on all
             self._told["HVDLITE_SERVERS"] = str(plan.servers)

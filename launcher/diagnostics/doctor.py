@@ -49,21 +49,21 @@ class _Here:
 class _There:
     """Another host."""
 
-    def __init__(self, branch: AgentLink) -> None:
-        self.name, self.branch = branch.name, branch
-        self.at = str(branch.peer)
-        self.reader = framing.FrameReader(branch.session)
-        branch.control.settimeout(ANSWER_S)
+    def __init__(self, link: AgentLink) -> None:
+        self.name, self.link = link.name, link
+        self.at = str(link.peer)
+        self.reader = framing.FrameReader(link.session)
+        link.control.settimeout(ANSWER_S)
 
     def answer(self, asks: Mapping[str, Any]) -> Any:
         """Asks and waits. Raises Lost."""
-        self.branch.order(**asks)
+        self.link.order(**asks)
         return self.heard()
 
     def heard(self) -> Any:
         """The next answer. Raises Lost."""
         try:
-            while chunk := self.branch.control.recv(1 << 18):
+            while chunk := self.link.control.recv(1 << 18):
                 for _, body in self.reader.feed(chunk):
                     return json.loads(body)
             self.reader.end()
@@ -83,13 +83,13 @@ class Doctor:
         """The answers of these hosts, which work at the same time."""
         asked = [each for each in self.there if each.name in asks]
         for each in asked:
-            each.branch.order(**asks[each.name])
+            each.link.order(**asks[each.name])
         answers: dict[str, Any] = {}
         if self.here is not None and self.here.name in asks:
             answers[self.here.name] = self.here.examiner.answer(asks[self.here.name])
         with selectors.DefaultSelector() as waiting:
             for each in asked:
-                waiting.register(each.branch.control, selectors.EVENT_READ, each)
+                waiting.register(each.link.control, selectors.EVENT_READ, each)
             until = time.monotonic() + ANSWER_S
             while waiting.get_map() and time.monotonic() < until:
                 for key, _ in waiting.select(max(0.0, until - time.monotonic())):
@@ -173,8 +173,8 @@ class Doctor:
         if self.here is not None:
             self.here.examiner.close()
         for each in self.there:
-            each.branch.control.close()
-            each.branch.output.close()
+            each.link.control.close()
+            each.link.output.close()
 
 
 def run(
@@ -201,19 +201,19 @@ def run(
             given.update(cwd="/", environ={})
             start = Start(gather.starter, others, place, given, environ, signals, gather.timeout)
             try:
-                branches, wrong = start.visit()
+                links, wrong = start.visit()
             finally:
                 own_address = place.address[0]
                 place.close()
         except StartError as error:
             print(f"hvdlite-run: {error}", file=sys.stderr)
             return error.code
-        reached = [Finding(WELL, branch.name, f"reached, at {branch.peer}") for branch in branches]
+        reached = [Finding(WELL, link.name, f"reached, at {link.peer}") for link in links]
         troubled = [_unreached(dict(others)[number], text) for number, (text, _) in sorted(wrong.items())]
         own = _Here(here, own_address, secret) if here is not None else None
         try:
             return _told(
-                Doctor(own, [_There(each) for each in branches]), reached + troubled, counts, measure, check_build
+                Doctor(own, [_There(each) for each in links]), reached + troubled, counts, measure, check_build
             )
         finally:
             start.abandon()

@@ -92,7 +92,7 @@ class ElasticDriver(StaticDriver):
         self._signal(member, signal.SIGKILL)
 
     def _signal(self, member: int, number: int) -> None:
-        for each in self._job.branches:
+        for each in self._job.links:
             if member in each.ranks and each.alive:
                 each.order(do="signal", number=int(number), group=True, rank=member)
 

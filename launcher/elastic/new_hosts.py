@@ -31,7 +31,7 @@ class Arrival(NamedTuple):
     only its name could not be looked up."""
 
     name: str
-    branch: AgentLink | None
+    link: AgentLink | None
     sessions: list[Running]
     trouble: str = ""
 

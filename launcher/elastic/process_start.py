@@ -35,7 +35,7 @@ class Starts:
             own = next(filter(is_here, dict.fromkeys(slot.host for slot in job.far.slots)), own)
         self.capacity = Capacity(elastic.listed, own, elastic.cooldown, elastic.failures)
         self.host_of = {slot.rank: slot.host for slot in job.far.slots}
-        number = 1 + max((each.number for each in job.branches), default=0)
+        number = 1 + max((each.number for each in job.links), default=0)
         self.arrivals = Arrivals(job.plan, job.far.secret, elastic.gather, job.signals.ring, number)
         self._offered = self.capacity.offer(elastic.listed)
         self._released: set[int] = set()  # numbers of agents that end, since their hosts are offered no more
@@ -102,15 +102,15 @@ class Starts:
                 here = sum(self.host_of[m] == name for m in self.members.living())
                 if here >= self.capacity.slots(name) or (most is not None and len(self._staying()) >= most):
                     break
-                branch = next(iter(self._agents(name)), None)
-                if branch is None:
+                link = next(iter(self._agents(name)), None)
+                if link is None:
                     self.arrivals.send_for(name)
                     break
-                self._start(name, branch)
+                self._start(name, link)
 
     def _agents(self, name: str) -> list[AgentLink]:
         """Of this host, that live and are to stay: one or none."""
-        agents = (each for each in self._job.branches if each.name == name and each.alive)
+        agents = (each for each in self._job.links if each.name == name and each.alive)
         return [each for each in agents if each.pid is not None or each.number not in self._released]
 
     def _release(self) -> None:
@@ -122,31 +122,31 @@ class Starts:
                     self._released.add(each.number)
                     each.order(do="release")
 
-    def _start(self, name: str, branch: AgentLink) -> None:
+    def _start(self, name: str, link: AgentLink) -> None:
         """One more process. It prepares beside the others, and takes a place for its own that it may get."""
         job, number, slot = self._job, len(self.host_of), self.members.free_slot(name)
         self.host_of[number] = name
         self.early.add(number)
         job.console.admit(number, name)
         job.ending.admit(number)
-        branch.ranks.add(number)
+        link.ranks.add(number)
         first = sum(not self.members.is_later(member) for member in self.members.living())
         later = self.members.size_now() > 0 or first >= len(job.far.slots)
         self.members.started(number, name, slot, later)
         slots = self.capacity.slots(name)
-        order = job.starts.of([number], name, branch is job.own, [Slot(number, name, slot, slots, 0, 1)])
+        order = job.starts.of([number], name, link is job.own, [Slot(number, name, slot, slots, 0, 1)])
         environ = order["ranks"][0]["environ"]
         if later:
             hosts = [self.host_of[member] for member in self._staying()]
             environ["HVDLITE_EXPECTED_PLACE"] = expected_place(hosts, name, slot, slots)
-        branch.order(**order)
+        link.order(**order)
 
     def _arrived(self, arrival: Arrival, now: float) -> None:
         """The agent of a host that comes later, or why there is none."""
         if not arrival.name:
             self._job.console.say(arrival.trouble)
-        elif arrival.branch is None:
+        elif arrival.link is None:
             self.capacity.unreached(arrival.name, now)
             self._job.console.say(f"{arrival.trouble}{self.capacity.remedy(arrival.name, now)}")
         else:
-            self._job.admit(arrival.branch, arrival.sessions)
+            self._job.admit(arrival.link, arrival.sessions)

@@ -48,7 +48,7 @@ class Console:
         self._look = look
         whole = look.as_json or (look.fold and size > 1)
         shown = range(size) if look.ranks is None else look.ranks
-        self._sheet = WholeLines(shown, look.fold, look.as_json, STREAMS, hosts, self._servers) if whole else None
+        self._whole = WholeLines(shown, look.fold, look.as_json, STREAMS, hosts, self._servers) if whole else None
         self._lines: dict[tuple[int, int], Lines] = {}
         for rank in range(size + servers):
             self._lines.update(self._new_lines(rank))
@@ -85,8 +85,8 @@ class Console:
         self._lines.update(self._new_lines(rank))
         self._tails.append(Tail())
         self._prefixed = True
-        if self._sheet is not None:
-            self._sheet.admit(rank, host)
+        if self._whole is not None:
+            self._whole.admit(rank, host)
         if self._folder is not None:
             with contextlib.suppress(OSError):  # a full disk ends nothing that runs
                 self._open_files(rank)
@@ -117,8 +117,8 @@ class Console:
             self._archive.put(self._files[rank, stream], chunk)
         if not self._shows(rank, stream):
             return
-        if self._sheet is not None:
-            self._print(self._sheet.feed(rank, stream, chunk, time.time()))
+        if self._whole is not None:
+            self._print(self._whole.feed(rank, stream, chunk, time.time()))
         else:
             self._show(rank, stream, self._lines[rank, stream].feed(chunk, time.monotonic()))
 
@@ -127,24 +127,24 @@ class Console:
 
     def finish(self, rank: int) -> None:
         """The rank has ended: its unfinished lines get their newline."""
-        if self._sheet is not None:
-            self._print(self._sheet.finish(rank, time.time()))
+        if self._whole is not None:
+            self._print(self._whole.finish(rank, time.time()))
         for stream in STREAMS:
             self._show(rank, stream, self._lines[rank, stream].finish())
         self._show_trace(rank)
 
     def due(self) -> float | None:
         """When `tick` must be called next."""
-        if self._sheet is not None:
-            due = self._sheet.due()
+        if self._whole is not None:
+            due = self._whole.due()
             return None if due is None else due - time.time() + time.monotonic()
         dues = [self._traces.due(), *(lines.due() for lines in self._lines.values())]
         return min((due for due in dues if due is not None), default=None)
 
     def tick(self, now: float) -> None:
         """Shows what has waited long enough: unfinished lines, and those that others might have said, too."""
-        if self._sheet is not None:
-            self._print(self._sheet.tick(time.time()))
+        if self._whole is not None:
+            self._print(self._whole.tick(time.time()))
         for (rank, stream), lines in self._lines.items():
             due = lines.due()
             if due is not None and due <= now:
@@ -171,7 +171,7 @@ class Console:
         last = self._tails[rank].lines(TRACE_LINES)
         traces = [number for number, line in enumerate(last) if line.startswith(b"Traceback (most recent call last)")]
         last = last[traces[0] :] if traces else last[-RECENT_LINES:]
-        shown = self._sheet is None and self._screens[2].recent.count((rank, 2)) >= len(last)
+        shown = self._whole is None and self._screens[2].recent.count((rank, 2)) >= len(last)
         if traces:
             at = self._traces.line(b"\n".join([*last, b""]))
             shown = shown or (at is not None and self._screens[2].written - at <= len(last) + RECENT_LINES)

@@ -188,17 +188,17 @@ def _gather(
         carrier, [(rank, f"rank {rank}") for rank in range(size)], place, {}, environ, signals, timeout
     )
     try:
-        branches, trouble = start.visit()
+        links, trouble = start.visit()
     finally:
         place.close()
     if trouble:
         start.abandon()
         raise starter.StartError(coded("HVD715", _told(size, trouble)), trouble[min(trouble)][1])
     names = {}
-    for each in branches:
+    for each in links:
         names[each.number] = str(each.hello["name"])
         each.name, each.stays, each.ranks = names[each.number], True, {each.number}
-    return RemoteHosts(branches, _slots(names), order["address"][0], secret, start.running)
+    return RemoteHosts(links, _slots(names), order["address"][0], secret, start.running)
 
 
 def _told(size: int, trouble: Mapping[int, tuple[str, int]]) -> str:

@@ -49,8 +49,8 @@ class Gather:
         names = list(dict.fromkeys(slot.host for slot in plan.slots))
         hosts = [(number, name) for number, name in enumerate(names) if name != plan.here]
         secret = os.urandom(32)
-        branches, sessions, mine = self.bring(plan, secret, hosts, signals, process.start)
-        return RemoteHosts(branches, plan.slots, mine, secret, sessions)
+        links, sessions, mine = self.bring(plan, secret, hosts, signals, process.start)
+        return RemoteHosts(links, plan.slots, mine, secret, sessions)
 
     def bring(
         self,
@@ -62,28 +62,28 @@ class Gather:
     ) -> tuple[list[AgentLink], list[Running], str]:
         """The agents of these hosts (number, name), the sessions that lead there, and the address of this host to which
         they have come. start: as starting.Start. Raises StartError."""
-        muster = self.place([name for _, name in hosts], secret)
+        registration = self.place([name for _, name in hosts], secret)
         environ = rank_environment.inherited(rank_environment.forwarded(plan.environ), plan.options, plan.slots)
         environ.update(self.also)
         if plan.as_horovod:
             rank_environment.put_horovod_in_front(environ)
-        given = order(muster, secret, self.timeout, plan.silence, environ)
+        given = order(registration, secret, self.timeout, plan.silence, environ)
         given["command"] = list(plan.command)
         try:
-            under_way = Start(self.starter, hosts, muster, given, plan.environ, signals, self.timeout, start)
-            branches = under_way.run()
+            under_way = Start(self.starter, hosts, registration, given, plan.environ, signals, self.timeout, start)
+            links = under_way.run()
         finally:
-            muster.close()
-        return branches, under_way.running, given["address"][0]
+            registration.close()
+        return links, under_way.running, given["address"][0]
 
 
 def order(
-    muster: Registration, secret: bytes, timeout: float, silence: float, environ: Mapping[str, str]
+    registration: Registration, secret: bytes, timeout: float, silence: float, environ: Mapping[str, str]
 ) -> dict[str, Any]:
     """What every host is told over stdin, but what it is to do (remote_agent.py)."""
     return {
         "secret": secret.hex(),
-        "address": muster.address,
+        "address": registration.address,
         "timeout": timeout,
         "silence": silence,
         "cwd": os.getcwd(),

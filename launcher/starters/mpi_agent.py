@@ -126,10 +126,10 @@ def main(given: dict[str, Any]) -> int:
     given.update(host=int(rank), environ=environ)
     if given["as_horovod"]:
         rank_environment.put_horovod_in_front(environ)
-    return abs(guard.guarded(partial(_life, given), ends))
+    return abs(guard.guarded(partial(_serve, given), ends))
 
 
-def _life(given: dict[str, Any], hangup: int) -> int:
+def _serve(given: dict[str, Any], hangup: int) -> int:
     try:
         remote_agent.serve(given, hangup, stays=True, secret_for_ranks=False, kind=_Carried)
     except registration.ReportError as error:

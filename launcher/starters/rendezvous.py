@@ -80,20 +80,20 @@ def gather(meeting: Rendezvous) -> Callable[[Plan, Signals], RemoteHosts]:
             raise starter.StartError(coded("HVD715", text)) from None
         expected = [(number, f"node {number}") for number in range(1, meeting.nodes)]
         try:
-            branches = starter.Start(_Nobody(), expected, place, {}, {}, signals, meeting.timeout).run()
+            links = starter.Start(_Nobody(), expected, place, {}, {}, signals, meeting.timeout).run()
         finally:
             place.close()
         named = [hosts.Host(plan.here, meeting.slots)]
-        for branch in sorted(branches, key=lambda each: each.number):
+        for link in sorted(links, key=lambda each: each.number):
             taken = {host.name for host in named}
-            name = str(branch.hello["name"])
-            branch.name = name if name not in taken else f"{name} (node {branch.number})"  # as cloned machines are
-            branch.stays = True
-            registration.keep_watch(branch.control, True, plan.silence)  # as it is asked for here
-            named.append(hosts.Host(branch.name, int(branch.hello["slots"])))
+            name = str(link.hello["name"])
+            link.name = name if name not in taken else f"{name} (node {link.number})"  # as cloned machines are
+            link.stays = True
+            registration.keep_watch(link.control, True, plan.silence)  # as it is asked for here
+            named.append(hosts.Host(link.name, int(link.hello["slots"])))
         slots = hosts.assign(named, sum(host.slots for host in named))
-        machines = {plan.here: machine(plan.environ), **{each.name: str(each.hello["machine"]) for each in branches}}
-        return RemoteHosts(branches, slots, meeting.ip, meeting.secret, told=_apart(machines))
+        machines = {plan.here: machine(plan.environ), **{each.name: str(each.hello["machine"]) for each in links}}
+        return RemoteHosts(links, slots, meeting.ip, meeting.secret, told=_apart(machines))
 
     return by_rendezvous
 
@@ -132,7 +132,7 @@ def join(
         "cwd": os.getcwd(),
         "environ": base,
     }
-    code = guard.guarded(partial(_life, meeting, given))
+    code = guard.guarded(partial(_serve, meeting, given))
     if code >= 0:
         return code
     if -code in TOLD:
@@ -145,7 +145,7 @@ def join(
     return LOST
 
 
-def _life(meeting: Rendezvous, given: Mapping[str, Any], hangup: int) -> int:
+def _serve(meeting: Rendezvous, given: Mapping[str, Any], hangup: int) -> int:
     where = f"{meeting.ip}:{meeting.port}"
     try:
         again = True

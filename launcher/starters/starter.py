@@ -166,14 +166,14 @@ class Start:
         self,
         starter: Starter,
         hosts: Sequence[tuple[int, str]],
-        muster: Registration,
+        registration: Registration,
         given: Mapping[str, Any],
         environ: Mapping[str, str],
         signals: Signals,
         timeout: float,
         start: Callable[..., int] = process.start,
     ) -> None:
-        self._starter, self._muster, self._signals, self._environ = starter, muster, signals, environ
+        self._starter, self._registration, self._signals, self._environ = starter, registration, signals, environ
         self._names = dict(hosts)
         self._deadline = time.monotonic() + timeout
         self._timeout = timeout
@@ -189,18 +189,18 @@ class Start:
 
     def run(self) -> list[AgentLink]:
         """The agents, once all have reported. Raises StartError; then nothing is left of the sessions."""
-        branches, trouble = self.visit()
+        links, trouble = self.visit()
         if trouble:
             self.abandon()
             lines = [coded("HVD715", f"{self._names[n]}: {trouble[n][0]}") for n in sorted(trouble)]
             raise StartError("\n".join(lines), trouble[min(trouble)][1])
-        return branches
+        return links
 
     def visit(self) -> tuple[list[AgentLink], dict[int, tuple[str, int]]]:
         """Those that have reported and are well; and by the numbers of the other hosts what is wrong and its exit code.
 
         Raises StartError when a signal comes; then nothing is left of the sessions."""
-        self._selector.register(self._muster, selectors.EVENT_READ)
+        self._selector.register(self._registration, selectors.EVENT_READ)
         self._selector.register(self._signals, selectors.EVENT_READ)
         try:
             while self._open():
@@ -222,8 +222,8 @@ class Start:
         """Starts sessions that are due."""
         now = time.monotonic()
         open_hosts = set(self._open())
-        flying = [each for each in self.running if each.pid and open_hosts.intersection(each.session.hosts)]
-        room = AT_ONCE - len(flying)
+        in_flight = [each for each in self.running if each.pid and open_hosts.intersection(each.session.hosts)]
+        room = AT_ONCE - len(in_flight)
         for each in self.running:
             if room <= 0 or each.pid or each.due > now or not open_hosts.intersection(each.session.hosts):
                 continue
@@ -241,7 +241,7 @@ class Start:
         if now >= self._deadline:
             for number in self._open():
                 title, said = self._words_of(number)
-                refused = [] if self.running else list(self._muster.refused.values())
+                refused = [] if self.running else list(self._registration.refused.values())
                 what = f"no agent that {title} should start has reported" if title else "did not report"
                 self._trouble[number] = (
                     f"{what} within {self._timeout:g} s (--start-timeout sets the limit){said}"
@@ -252,8 +252,8 @@ class Start:
         waiting = [each.due for each in self.running if not each.pid]
         patience = max(0.0, min([self._deadline, *(due for due in waiting if due > now)]) - now)
         for key, events in self._selector.select(patience):
-            if key.fileobj is self._muster:
-                for arrival in self._muster.turn():
+            if key.fileobj is self._registration:
+                for arrival in self._registration.turn():
                     self._arrive(arrival)
                 self._tell_of_refused()
             elif key.fileobj is self._signals:
@@ -270,7 +270,7 @@ class Start:
 
     def _tell_of_refused(self) -> None:
         """Hosts that come by themselves and have another secret: at once, since the others are waited for longer."""
-        for text in list(self._muster.refused.values())[self._told :]:
+        for text in list(self._registration.refused.values())[self._told :]:
             self._told += 1
             if not self.running:
                 print(f"hvdlite-run: {text}", file=sys.stderr, flush=True)

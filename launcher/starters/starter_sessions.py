@@ -65,7 +65,7 @@ class Sessions:
         chunk = session.listen()
         if chunk is not None:
             names = title or ", ".join(each.name for each in self._led_to(session))
-            over = all(each.done or not each.alive for each in job.branches)  # an MPI speaks of its agents' ends then
+            over = all(each.done or not each.alive for each in job.links)  # an MPI speaks of its agents' ends then
             for line in () if over else chunk.decode(errors="replace").splitlines():
                 job.console.say(f"{names}: {line}")
             return
@@ -82,4 +82,4 @@ class Sessions:
                 job.lose(each, f"{session.session.words[0]}, which led there, has ended")
 
     def _led_to(self, session: Running) -> list[AgentLink]:
-        return [each for each in self._job.branches if each.pid is None and each.number in session.session.hosts]
+        return [each for each in self._job.links if each.pid is None and each.number in session.session.hosts]

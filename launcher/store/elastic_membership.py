@@ -53,7 +53,7 @@ class Membership:
         self._opened = 0  # epochs
         self._build: tuple[str, str] | None = None
         self._short_since: float | None = clock()  # too few are there
-        self._meeting = JoinTimeout(terms, events.waits)
+        self._join_timeout = JoinTimeout(terms, events.waits)
         self._held_until: float | None = None  # newcomers that come so soon come together
         self._over = ""  # why nobody can join any more
         self._state = False  # somebody has committed
@@ -236,7 +236,7 @@ class Membership:
         """When `tick` is due."""
         if self._over:
             return None
-        others = self._held_until, self._meeting.due(self._waiting.values()), self._removals.due()
+        others = self._held_until, self._join_timeout.due(self._waiting.values()), self._removals.due()
         times = [*self._current.dues(), *self._removals.going.values(), *filter(None, others)]
         if self._short_since is not None:
             times.append(self._short_since + self._terms.timeout)
@@ -251,7 +251,7 @@ class Membership:
         if self._removals.late(now) or (self._held_until is not None and self._held_until <= now):
             self._held_until = None
             self._events.news()
-        for member in self._meeting.late(now, self._missing(), self._waiting.values()):
+        for member in self._join_timeout.late(now, self._missing(), self._waiting.values()):
             self._kill(member, elastic_messages.not_come(member, self._terms.rendezvous_s))
         for member in [self._members[number] for number, due in self._removals.going.items() if due <= now]:
             self._kill(member, f"{member.who()} was removed, and has not ended within {GRACE_S:g} s [HVD501]")
@@ -318,7 +318,7 @@ class Membership:
             self._short_since = None
         elif not self._over:
             self._proceed(late)
-        self._meeting.look(self._clock(), self._missing(), self._waiting.values())
+        self._join_timeout.look(self._clock(), self._missing(), self._waiting.values())
 
     def _proceed(self, late: bool) -> None:
         """All that are awaited have come, or there is nobody."""
@@ -329,7 +329,7 @@ class Membership:
         if not self._opened:
             if self._absent and waiting:
                 return self._give_up(self._absent)
-            if missing and not (self._meeting.overdue if enough else late):
+            if missing and not (self._join_timeout.overdue if enough else late):
                 since = self._clock() if self._short_since is None else self._short_since
                 self._short_since = None if enough else since
                 return
@@ -355,7 +355,7 @@ class Membership:
             self._give_up(f"the ranks have changed more often than --reset-limit {terms.reset_limit} allows [HVD422]")
         else:
             for member in missing:  # at the first epoch
-                self._kill(member, elastic_messages.not_begun(member, self._meeting.limit(waiting.values())))
+                self._kill(member, elastic_messages.not_begun(member, self._join_timeout.limit(waiting.values())))
             stay = sorted((m for m in waiting.values() if not m.removed), key=age)
             first = [] if self._opened else [m for m in stay if not m.later]
             kept = [m for m in waiting.values() if m.removed]  # beyond --max-np, until others have the state
@@ -366,7 +366,7 @@ class Membership:
             if member.ended:
                 del self._members[number]
         self._short_since = self._held_until = None
-        self._meeting.first = False
+        self._join_timeout.first = False
         self._awaited = {m.number: m for m in chosen}
         for number in self._awaited:
             del self._waiting[number]

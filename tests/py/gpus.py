@@ -84,7 +84,7 @@ class Pretended:
         _core.fetch(native, target, a_stream())
         assert ctypes.CDLL(str(STUB)).cuStreamSynchronize(ctypes.c_void_p(a_stream())) == 0
 
-    def landed(self, ready):
+    def completed(self, ready):
         return None
 
     def found(self):

@@ -48,8 +48,8 @@ class HostsJob:
         self._output = [tempfile.TemporaryFile("w+", errors="replace") for _ in self.slots]
         self._stop = False
         self._orders, self._lock = [], threading.Lock()
-        meeting = of_ranks.StoreAccess(address, self._store.address[1], self._secret, self._number)
-        self.processes = [self._start(slot, meeting, environ) for slot in self.slots]
+        access = of_ranks.StoreAccess(address, self._store.address[1], self._secret, self._number)
+        self.processes = [self._start(slot, access, environ) for slot in self.slots]
         self._threads = [threading.Thread(target=self._serve)]
         self._threads += [threading.Thread(target=self._watch, args=(rank,)) for rank in range(len(self.slots))]
         for thread in self._threads:
@@ -59,14 +59,14 @@ class HostsJob:
         size = len(self.slots)
         return server.StoreServer(size, self._secret, self._number, lambda *it: self.aborts.append(it), address=address)
 
-    def _start(self, slot, meeting, environ):
+    def _start(self, slot, access, environ):
         shared = environment(
             MASTER_ADDR="127.0.0.1",
             MASTER_PORT="1",
             OMP_NUM_THREADS="1",
             HVDLITE_START_TIMEOUT=str(SECONDS),
         )
-        told = of_ranks.shared(shared, {}, meeting, self.slots)
+        told = of_ranks.shared(shared, {}, access, self.slots)
         told.update(of_ranks.of_rank(slot, len(self.slots)))
         told.update(environ)
         return self.hosts.popen(

@@ -15,7 +15,7 @@ from over_mpi_early import early__exit, early_raise  # noqa: F401  (by their nam
 from over_mpi_late import slow  # noqa: F401  (by its name)
 
 import hvdlite.numpy as hvd
-from hvdlite.lifecycle import init as _life
+from hvdlite.lifecycle import init as _state
 from hvdlite.process_sets.process_set import open_among, process_sets
 
 
@@ -155,8 +155,8 @@ def sets():
     parity = world.Split(world.rank % 2, world.rank)
     front = world.Create(world.Get_group().Incl([1, 0]))
     half, pair = hvd.ProcessSet(parity), hvd.ProcessSet(front)
-    for life in range(2):
-        hvd.init(comm=world, process_sets=[half, pair] if life == 0 else None)
+    for incarnation in range(2):
+        hvd.init(comm=world, process_sets=[half, pair] if incarnation == 0 else None)
         assert half.ranks == list(range(world.rank % 2, world.size, 2)) and half.included()
         assert half.rank() == parity.rank and half.size() == parity.size and half.mpi_comm is parity
         assert pair.ranks == [0, 1] and pair.included() == (world.rank < 2)
@@ -262,11 +262,11 @@ def apart(slots, way="votes", *then):
     else:
         lead_astray()
     hvd.init()
-    assert hvd.local_size() < hvd.size() and _life._life.links is None
+    assert hvd.local_size() < hvd.size() and _state._state.links is None
     if then and then[0] in globals():
         return globals()[then[0]](*then[1:])
     over_hosts.run(then)
-    assert _life._life.links is None
+    assert _state._state.links is None
     assert counter("link_messages_in") > 0 or hvd.local_rank() > 0
     hvd.shutdown()
     fine()

@@ -24,8 +24,8 @@ def slow(seconds):
             _core.set_close = lambda number: (stopped(seconds), close(number))[1]
         hvd.remove_process_set(pair)
         _core.set_close = close
-    for life in range(3):
-        if me == last and life == 0:
+    for incarnation in range(3):
+        if me == last and incarnation == 0:
             stopped(2 * float(seconds))  # they wait for it longer here
         hvd.shutdown()
         hvd.init()

@@ -92,7 +92,7 @@ def test_who_has_begun_again_is_not_shown_with_who_has_not(tmp_path, capsys):
     assert attempts.choose([], 0) == attempts.Found([], 0, 0)
 
 
-def lives(**options):
+def incarnations(**options):
     hvd.shutdown()
     os.environ.update(options)
     hvd.init()
@@ -101,15 +101,15 @@ def lives(**options):
 @as_ranks(2)
 def test_several_lives_of_a_process_keep_their_files_and_one_life_replaces_its_own(tmp_path):
     mine, line = f"{tmp_path}/rank-{hvd.rank()}", "" if hvd.rank() == 0 else f".rank-{hvd.rank()}.json"
-    lives(HVDLITE_TRACE_DIR=str(tmp_path), HVDLITE_TRACE_STEPS="1")
+    incarnations(HVDLITE_TRACE_DIR=str(tmp_path), HVDLITE_TRACE_STEPS="1")
     for name in "abc":
         hvd.allreduce(1.0, name=name)
         for _ in range(2):
             hvd.start_timeline(f"{tmp_path}/tl.json")
             hvd.stop_timeline()
             hvd.dump_trace()
-        lives()
-    lives(HVDLITE_TRACE_DIR="off", HVDLITE_TRACE_STEPS="0")
+        incarnations()
+    incarnations(HVDLITE_TRACE_DIR="off", HVDLITE_TRACE_STEPS="0")
     for number, name in ((2, "b"), (3, "a")):
         events = json.loads(Path(f"{mine}.flight.json.{number}").read_text())["events"]
         assert [each["name"] for each in events if each["what"] == "submit"] == [f"allreduce.{name}"]
@@ -126,7 +126,7 @@ def test_whatever_a_tensor_is_called_files_are_json(tmp_path):
     chance = random.Random(7)
     raw = [bytes(chance.randrange(1, 256) for _ in range(chance.randrange(1, 600))) for _ in range(60)]
     names = ODD + [each.decode("utf-8", "surrogateescape") for each in raw]
-    lives(HVDLITE_TRACE_DIR=str(tmp_path), HVDLITE_TRACE_STEPS="1", HVDLITE_TRACE_EVERY="1")
+    incarnations(HVDLITE_TRACE_DIR=str(tmp_path), HVDLITE_TRACE_STEPS="1", HVDLITE_TRACE_EVERY="1")
     hvd.start_timeline(f"{tmp_path}/tl.json")
     for name in names:
         hvd.allreduce(np.ones(4), name=name)
@@ -141,7 +141,7 @@ def test_whatever_a_tensor_is_called_files_are_json(tmp_path):
     record = json.loads(path.read_bytes().decode())
     told = {each["name"] for each in record["events"] if each["what"] == "submit"}
     assert len(told) >= len(names) - 1 and any(name.endswith("\ufffd") for name in told)
-    lives(HVDLITE_TRACE_DIR="off", HVDLITE_TRACE_STEPS="0")
+    incarnations(HVDLITE_TRACE_DIR="off", HVDLITE_TRACE_STEPS="0")
     end = "" if hvd.rank() == 0 else f".rank-{hvd.rank()}.json"
     assert json.loads(Path(f"{tmp_path}/tl.json{end}").read_bytes().decode())
     steps = Path(f"{tmp_path}/rank-{hvd.rank()}.steps.jsonl").read_bytes().decode().splitlines()

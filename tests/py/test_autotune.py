@@ -114,11 +114,11 @@ def test_each_trial_is_a_row_at_once_and_the_last_is_the_verdict(tmp_path):
 def test_a_file_of_an_earlier_job_is_replaced_and_one_of_this_process_goes_on(tmp_path):
     path = tmp_path / "trials.csv"
     path.write_text("of yesterday\n")
-    for lives in (1, 2):
+    for incarnations in (1, 2):
         trials = Trials(str(path))
         trials.add(DEFAULT, 1, 10.0)
         trials.close()
-        assert len(rows_of(path)) == lives and path.read_text().count("score") == 1
+        assert len(rows_of(path)) == incarnations and path.read_text().count("score") == 1
 
 
 def test_an_optimizer_that_steps_no_more_gives_way_to_one_that_does():

@@ -22,7 +22,7 @@ def submit(name, array, **more):
     )  # fmt: skip
 
 
-def landed(pending):
+def completed(pending):
     pending.wait()
     pending.release()
 
@@ -38,7 +38,7 @@ def test_quiet_submissions_are_sent_by_a_kick_a_poll_or_a_wait():
             while not all(each.done() for each in pending):
                 pass
         for each in pending:
-            landed(each)
+            completed(each)
         total = sum(range(hvd.size()))
         assert all((array == total + i * hvd.size()).all() for i, array in enumerate(arrays))
 
@@ -49,11 +49,11 @@ def test_what_is_submitted_quietly_and_forgotten_goes_when_a_peer_wants_it():
     hvd.barrier()
     pending = submit("wanted", array, quiet=hvd.rank() == 0)
     if hvd.rank() == 1:
-        landed(pending)
+        completed(pending)
     hvd.allgather_object(None)  # rank 1 has its result: rank 0's engine took part with nobody waiting for it
     assert pending.native == 0 or _core.lib.hvd_poll(pending.native) == 0
     if hvd.rank() == 0:
-        landed(pending)
+        completed(pending)
     assert (array == 3).all()
 
 
@@ -61,9 +61,9 @@ def test_what_is_submitted_quietly_and_forgotten_goes_when_a_peer_wants_it():
 def test_priorities_are_the_same_on_all_ranks_or_an_error():
     array = np.ones(4)
     with pytest.raises(HvdMismatchError, match=r"'late'.*priority"):
-        landed(submit("late", array, priority=5 + hvd.rank()))
+        completed(submit("late", array, priority=5 + hvd.rank()))
     for priority in (-(2**31), 2**31 - 1, 0):
-        landed(submit("late", array, priority=priority))
+        completed(submit("late", array, priority=priority))
     assert (array == 8).all()
 
 

@@ -285,11 +285,11 @@ def test_other_models_of_ranks_that_began_together_are_everybodys_error():
 
 def test_static_sets_that_have_lost_ranks_are_left_out_and_named(monkeypatch, capsys):
     monkeypatch.setattr(static, "_named", [hvd.ProcessSet(ranks) for ranks in ([0], [0, 1], [1, 3])])
-    assert [each.ranks for each in static.of_life(None, 0, 2)] == [[0]]
+    assert [each.ranks for each in static.of_incarnation(None, 0, 2)] == [[0]]
     said = capsys.readouterr().err
     assert said.count("\n") == 1 and "[1, 3] (there is no rank 3 in a job of 2 ranks)" in said and "[0, 1] (" in said
-    assert static.of_life(None, 1, 2) and not capsys.readouterr().err
-    assert len(static.of_life(None, 0, 4)) == 3 and not capsys.readouterr().err
+    assert static.of_incarnation(None, 1, 2) and not capsys.readouterr().err
+    assert len(static.of_incarnation(None, 0, 4)) == 3 and not capsys.readouterr().err
 
 
 LOOP = """

@@ -40,7 +40,7 @@ def test_a_round_begins_a_window_and_is_remembered_until_a_pass_begins():
     reach(made, 0, backward=0)
     made.sent(0)
     assert made.under_way() and not made.complete
-    made.landed()
+    made.completed()
     assert made.complete and made.reduced and not made.under_way()
     made.begun()
     assert made.reduced and not made.complete
@@ -90,7 +90,7 @@ def test_passes_that_only_accumulate_are_not_counted_and_the_next_one_closes_the
     assert not reach(made, 0, backward=0) and not made.ended()
     made.accumulating = False
     assert reach(made, 1, backward=1) and made.ended()
-    made.landed()
+    made.completed()
     assert not reach(made, 0, backward=2) and not made.ended(), "the next window is whole again"
 
 

@@ -33,14 +33,14 @@ def run(order, source, announce, does=os.environ["TEST_SERVER"]):
         if source.ended(lambda number, text: print("gone", number, text, flush=True)) and does != "stays":
             return print("bye", flush=True)
 if "HVDLITE_SERVER" in os.environ:
-    sys.modules["hvdlite.ps.server"] = types.SimpleNamespace(Order=types.SimpleNamespace, run=run)
+    sys.modules["hvdlite.ps.server"] = types.SimpleNamespace(ServerOptions=types.SimpleNamespace, run=run)
 """
 RANK = """
 import os, signal, sys, time, numpy as np, hvdlite.numpy as hvd
-from hvdlite.lifecycle import init as _life
+from hvdlite.lifecycle import init
 signal.signal(signal.SIGTERM, lambda *_: (time.sleep(0.5), print("saved", flush=True), os._exit(7)))
 hvd.init()
-print("found", *_life._life.store.servers, os.environ["HVDLITE_SERVERS"], flush=True)
+print("found", *init._state.store.servers, os.environ["HVDLITE_SERVERS"], flush=True)
 step = lambda: hvd.allreduce(np.ones(2), name="x")
 """
 STEPS = RANK + "while True:\n    step(), time.sleep(0.02)\n    os.path.exists('go') and print('step', flush=True)"

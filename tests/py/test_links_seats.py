@@ -32,7 +32,7 @@ def changed(rank, **changes):
 
 def test_true_claims_are_accepted():
     assert placement.misplaced(RAGGED) is None
-    assert placement.seats_of(RAGGED) == ([0, 0, 1, 2, 2, 2], ["a", "a", "b", "c", "c", "c"])
+    assert placement.layout_of(RAGGED) == ([0, 0, 1, 2, 2, 2], ["a", "a", "b", "c", "c", "c"])
 
 
 def test_launchers_that_number_hosts_are_accepted():
@@ -43,7 +43,7 @@ def test_launchers_that_number_hosts_are_accepted():
 def test_what_a_launcher_does_not_tell_is_no_mistake_and_is_found():
     untold = [{**each, **dict.fromkeys(("local_rank", "local_size", "cross_rank", "cross_size"))} for each in RAGGED]
     assert placement.misplaced(untold) is None
-    where = placement.seats_of(untold)
+    where = placement.layout_of(untold)
     for rank, each in enumerate(RAGGED):
         place = placement.completed(Place(rank, 6, None, None, None, None, "test"), where)
         assert {name: getattr(place, name) for name in place._fields[2:6]} == {
@@ -53,7 +53,7 @@ def test_what_a_launcher_does_not_tell_is_no_mistake_and_is_found():
 
 def test_what_a_launcher_tells_is_kept():
     told = Place(5, 6, 1, 3, 2, 3, "test")
-    assert placement.completed(told, placement.seats_of(RAGGED)) == told
+    assert placement.completed(told, placement.layout_of(RAGGED)) == told
 
 
 @pytest.mark.parametrize(

@@ -70,7 +70,7 @@ def _steps_until(enough, seconds=30.0):
 
 
 def _get(path="/metrics", method="GET"):
-    number = metrics._life.served.port.number
+    number = metrics._state.served.port.number
     asked = urllib.request.Request(f"http://127.0.0.1:{number}{path}", method=method)
     with urllib.request.urlopen(asked, timeout=20) as answer:
         return answer, answer.read().decode()
@@ -85,7 +85,7 @@ def _heard_of(ranks):
 def test_rank_0_serves_the_numbers_of_all_ranks():
     _anew(HVDLITE_METRICS_PORT="0", HVDLITE_METRICS_INTERVAL="0.1")
     _steps_until(lambda: hvd.size() == 1 or _heard_of(3))
-    assert (metrics._life.served.port is not None) == (hvd.rank() == 0)
+    assert (metrics._state.served.port is not None) == (hvd.rank() == 0)
     if hvd.rank() == 0:
         time.sleep(0.2 if hvd.size() == 1 else 0)  # alone: its report of the steps is newer than the first one
         answer, text = _get()
@@ -198,9 +198,9 @@ def test_what_the_job_says_of_itself_is_in_no_number_of_its_own(tmp_path):
     reports = 0
     until = time.monotonic() + 30
     while hvd.rank() == 0 and reports < 5 and time.monotonic() < until:
-        before = metrics._life.served._heard._reports.get(1, (None, 0.0))[1]
+        before = metrics._state.served._heard._reports.get(1, (None, 0.0))[1]
         time.sleep(0.02)
-        reports += metrics._life.served._heard._reports.get(1, (None, 0.0))[1] > before
+        reports += metrics._state.served._heard._reports.get(1, (None, 0.0))[1] > before
     hvd.barrier()
     totals = hvd.stats()["totals"]
     assert totals["tensors"] == 9 and totals["messages"] == {"shm": 8} and totals["bytes"] == {"shm": 3200}, totals

@@ -14,7 +14,7 @@ from hvdlite import config, mpi
 from hvdlite.mpi import communicator, diagnosis, libmpi
 from hvdlite.rendezvous import bootstrap
 from hvdlite.rendezvous.discovery import SINGLE, Place
-from hvdlite.rendezvous.placement import Seats
+from hvdlite.rendezvous.placement import HostLayout
 from hvdlite.transport import mesh
 
 CSRC = Path(__file__).resolve().parents[2] / "csrc"
@@ -97,7 +97,7 @@ def test_a_host_whose_name_is_not_known_is_reached_by_any_route(monkeypatch, kno
     monkeypatch.setattr(socket, "getaddrinfo", lookup)
     monkeypatch.setattr(mesh, "find_links", lambda towards, *_: (towards, None))
     place, world = Place(0, 2, 0, 1, 0, 2, "MPI"), types.SimpleNamespace(job=7, secret=b"", epoch=0, allgather=None)
-    found = bootstrap.link(place, config.read({}), world, Seats([0, 1], ["near", "far#1"]))
+    found = bootstrap.link(place, config.read({}), world, HostLayout([0, 1], ["near", "far#1"]))
     assert found == (("far", 9) if known else None, None)
 
 

@@ -11,7 +11,7 @@ from test_mpi_meeting import PROGRAM
 from hvdlite import HvdInitError, config
 from hvdlite.rendezvous import bootstrap
 from hvdlite.rendezvous.discovery import Place
-from hvdlite.rendezvous.placement import Seats
+from hvdlite.rendezvous.placement import HostLayout
 
 SECONDS = 300
 
@@ -79,4 +79,4 @@ def test_a_way_that_cannot_be_is_refused(way, told):
     place = Place(0, 2, 0, 1, 0, 2, "hvdlite-run")
     store = types.SimpleNamespace(secret=b"", job=7, epoch=0, allgather=None)
     with pytest.raises(HvdInitError, match=f"HVDLITE_VOTES=.*{told}"):
-        bootstrap.link(place, config.read({"HVDLITE_VOTES": way}), store, Seats([0, 1], ["a", "b"]))
+        bootstrap.link(place, config.read({"HVDLITE_VOTES": way}), store, HostLayout([0, 1], ["a", "b"]))

@@ -64,7 +64,7 @@ def test_a_work_is_completed_when_the_device_is_done_and_each_wait_makes_its_str
     over, waits = [], []
     event = SimpleNamespace(query=lambda: bool(over))
     with on_gpu(hvd.rank()) as device, on_cpus.backend("hvdlite"):
-        device.landed, device.behind = lambda ready: event, waits.append
+        device.completed, device.behind = lambda ready: event, waits.append
         work = dist.all_reduce(mine := torch.ones(2), async_op=True)
         assert work.wait() and waits == [event] and not work.is_completed() and not work.is_success()
         on_cpus.same(work.get_future().wait()[0], 2)
@@ -77,8 +77,8 @@ def test_a_stream_on_which_copies_were_made_waits_until_they_were_read(monkeypat
     waits = []
     here = SimpleNamespace(cuda_stream=1, record_event=lambda: "read", wait_event=waits.append)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: here)
-    assert CudaDevice(0).landed((0, (None, here))) == "read" and not waits
-    CudaDevice(0).landed((0, (None, SimpleNamespace(cuda_stream=2, wait_event=waits.append))))
+    assert CudaDevice(0).completed((0, (None, here))) == "read" and not waits
+    CudaDevice(0).completed((0, (None, SimpleNamespace(cuda_stream=2, wait_event=waits.append))))
     assert waits == ["read"]
 
 

@@ -243,4 +243,4 @@ class WorldGroup:
 
 
 JOB = WorldGroup()
-process_set.on_new_life(JOB.forget)
+process_set.on_new_incarnation(JOB.forget)

@@ -53,7 +53,7 @@ class HvdWork(Work):
         self._pending, self._finish, self._results, self._limit = pending, finish, results, limit
         self._said = said  # for errors: which call of which group
         self._device, self._line = device, line
-        self._landed: torch.cuda.Event | None = None  # on a GPU: after the result
+        self._completed: torch.cuda.Event | None = None  # on a GPU: after the result
         self._turn = threading.Lock()  # threads wait one after the other
         self._ended = False
         self._error: BaseException | None = None
@@ -81,8 +81,8 @@ class HvdWork(Work):
         _held.discard(self)
         if self._error is not None:
             raise self._error
-        if self._device is not None and self._landed is not None:
-            self._device.behind(self._landed)
+        if self._device is not None and self._completed is not None:
+            self._device.behind(self._completed)
         return True
 
     def _land(self, until: float | None, seconds: float | None) -> None:
@@ -98,7 +98,7 @@ class HvdWork(Work):
                 if self._finish is not None:
                     self._finish(self._pending)
                 if self._device is not None:
-                    self._landed = self._device.landed(self._pending[0].ready)
+                    self._completed = self._device.completed(self._pending[0].ready)
             except Exception as error:
                 self._error = named(error, self._said)
         self._ended, self._finish = True, None
@@ -120,7 +120,7 @@ class HvdWork(Work):
         """Whether it is over. Then the result is there, without a wait."""
         if not self._ended and self._poll():
             self.settle()
-        return self._ended and (self._landed is None or self._landed.query())
+        return self._ended and (self._completed is None or self._completed.query())
 
     def settle(self) -> BaseException | None:
         """Waits without raising; why it failed, which the next wait raises."""

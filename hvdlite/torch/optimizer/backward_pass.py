@@ -192,8 +192,8 @@ class Backward:
                 waiting.remove(participant)
                 failure = failure or error
         for participant in waiting:
-            landed = participant.land()
-            failure = failure or landed
+            completed = participant.land()
+            failure = failure or completed
         return failure
 
 

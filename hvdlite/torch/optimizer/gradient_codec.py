@@ -139,7 +139,7 @@ class Wire:
         if self.uncompressed and self.shares is None and number not in self.known_sparse:
             arrive: Callable[[torch.Tensor], Any] | None = None
             mine = gradient
-            if self._is_lent(number, gradient):
+            if self._is_borrowed(number, gradient):
                 mine, arrive = gradient.detach().clone(), gradient.copy_
             return Flight((number,), plain.allreduce_async_(mine, name=self.names[number], **settings), arrive)
         packed, unpack = self._pack(number, gradient)
@@ -160,20 +160,22 @@ class Wire:
             if run is None:
                 return None
         gradients = run.gradients()
-        if gradients is None or (any(map(is_shared, gradients)) and any(map(self._will_be_lent, numbers, gradients))):
+        if gradients is None or (
+            any(map(is_shared, gradients)) and any(map(self._will_be_borrowed, numbers, gradients))
+        ):
             return None
         return Flight(numbers, run.prepare(gradients), lambda _: written(gradients), each_alone=True)
 
-    def _will_be_lent(self, number: int, gradient: torch.Tensor) -> bool:
+    def _will_be_borrowed(self, number: int, gradient: torch.Tensor) -> bool:
         known = self._stay.get(number)
         return is_shared(gradient) and (known is None or known() is not gradient)
 
-    def _is_lent(self, number: int, gradient: torch.Tensor) -> bool:
+    def _is_borrowed(self, number: int, gradient: torch.Tensor) -> bool:
         """Whether somebody else may need what is in this memory until the round lands."""
-        lent = self._will_be_lent(number, gradient)
-        if lent:
+        borrowed = self._will_be_borrowed(number, gradient)
+        if borrowed:
             self._stay[number] = weakref.ref(gradient)
-        return lent
+        return borrowed
 
     def _new_run(self, numbers: tuple[int, ...]) -> GradientRun | None:
         if len(self._runs) >= _RUNS_KEPT:
@@ -234,7 +236,7 @@ class Wire:
     def _pack(self, number: int, gradient: torch.Tensor) -> tuple[torch.Tensor, Callable[[torch.Tensor], None]]:
         """What travels for a dense gradient, and what to do with the result."""
         dims = self.known_sparse.get(number)  # it was made dense to travel
-        tensor = self._weighted(gradient.detach().clone() if self._is_lent(number, gradient) else gradient)
+        tensor = self._weighted(gradient.detach().clone() if self._is_borrowed(number, gradient) else gradient)
         packed, ctx = (tensor, None) if self.uncompressed else self.compression.compress(tensor)
         if not isinstance(packed, torch.Tensor):
             raise TypeError(

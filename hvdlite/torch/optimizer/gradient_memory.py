@@ -33,12 +33,12 @@ from collections.abc import Sequence
 import torch
 
 from ..._core.memory import block
-from ...process_sets.process_set import on_new_life
+from ...process_sets.process_set import on_new_incarnation
 from .aliasing import is_held, is_shared
 
 _ALIGN, _ASKED = 64, 4
-_lives: list[None] = []  # jobs that have ended
-on_new_life(lambda: _lives.append(None))
+_incarnations: list[None] = []  # jobs that have ended
+on_new_incarnation(lambda: _incarnations.append(None))
 
 
 class GradientMemory:
@@ -46,7 +46,7 @@ class GradientMemory:
 
     def __init__(self) -> None:
         self._place: dict[int, int] = {}  # addresses
-        self._life = len(_lives)
+        self._incarnation = len(_incarnations)
         self._staying: list[int] = []
 
     def look(self, parameters: Sequence[torch.Tensor]) -> None:
@@ -55,16 +55,16 @@ class GradientMemory:
         A few are asked: as long as the first of the places is in use, or where there are none, some of the gradients
         do not stay, nothing has changed.
         """
-        if self._place and self._life == len(_lives):
+        if self._place and self._incarnation == len(_incarnations):
             first = next(iter(self._place))
             if lies_at(parameters[first].grad, self._place[first]):
                 return
         elif not self._place and all(parameters[len(parameters) * i // _ASKED].grad is None for i in range(_ASKED)):
             return
         staying = [number for number, parameter in enumerate(parameters) if parameter.grad is not None]
-        if self._place and self._life == len(_lives) and 2 * len(staying) >= len(self._place):
+        if self._place and self._incarnation == len(_incarnations) and 2 * len(staying) >= len(self._place):
             return
-        self._place, self._life = {}, len(_lives)
+        self._place, self._incarnation = {}, len(_incarnations)
         self._staying = staying if 2 * len(staying) >= len(parameters) else []
 
     def move_in(self, parameters: Sequence[torch.Tensor]) -> None:

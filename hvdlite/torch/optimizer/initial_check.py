@@ -30,7 +30,7 @@ from ... import _core, config
 from ...errors import HvdMismatchError, is_outcome
 from ...errors.codes import coded
 from ...errors.user_warning import warn
-from ...lifecycle.init import lives
+from ...lifecycle.init import incarnations
 from ...ops import Handle, Sum
 from ...process_sets.process_set import ProcessSet
 from ...training.digest import are_equal, number_of, summands, unaddressed
@@ -70,8 +70,8 @@ class StartCheck:
 
     def __init__(self, suffix: str, process_set: ProcessSet) -> None:
         self._suffix, self._process_set = suffix, process_set
-        self._life, self._mode = 0, "off"
-        self._born, self._joins = lives(), _core.joins()
+        self._incarnation, self._mode = 0, "off"
+        self._born, self._joins = incarnations(), _core.joins()
         self.optimizer: weakref.ref[Any] | None = None  # whose state is compared; None: each rank has its own
         self.data = SameData()
         self._rounds, self._asks = 0, False
@@ -98,10 +98,10 @@ class StartCheck:
 
     def _renew(self) -> None:
         """What the job before has left is forgotten."""
-        if self._life != lives():
-            self._life, self._mode = lives(), config.load().values["check_start"]
+        if self._incarnation != incarnations():
+            self._incarnation, self._mode = incarnations(), config.load().values["check_start"]
             self._rounds, self._before, self.data = 0, None, SameData()
-            self._joins = self._joins if self._born == self._life else 0
+            self._joins = self._joins if self._born == self._incarnation else 0
 
     def looks_at_data(self) -> bool:
         """Whether `data` needs this round's gradients."""

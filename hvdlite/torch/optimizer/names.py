@@ -16,7 +16,7 @@ import torch
 
 from ...errors.codes import coded
 from ...errors.user_warning import warn
-from ...lifecycle.init import lives
+from ...lifecycle.init import incarnations
 from ...process_sets.process_set import ProcessSet
 
 _used: WeakKeyDictionary[ProcessSet, tuple[int, dict[str, int]]] = WeakKeyDictionary()
@@ -24,10 +24,10 @@ _used: WeakKeyDictionary[ProcessSet, tuple[int, dict[str, int]]] = WeakKeyDictio
 
 def suffix_for(names: Iterable[str], process_set: ProcessSet) -> str:
     """What makes these names unlike those of earlier optimizers of this set."""
-    life, used = _used.get(process_set, (0, {}))
-    if life != lives():
+    incarnation, used = _used.get(process_set, (0, {}))
+    if incarnation != incarnations():
         used = {}
-    _used[process_set] = lives(), used  # how many optimizers have a parameter of that name
+    _used[process_set] = incarnations(), used  # how many optimizers have a parameter of that name
     names = list(names)
     earlier = max((used.get(name, 0) for name in names), default=0)
     used.update((name, earlier + 1) for name in names)

@@ -298,7 +298,7 @@ class Exchange(Skipping):
             self.in_flight.clear()
             if failure is None:
                 self.untaken = Untaken(self.wire.parameters)
-            self.book.landed()
+            self.book.completed()
             adds_on = self.wire.op == Average or self.wire.weights is not None
             self._over(failure is None and adds_on and self.wait_in_backward and not self.book.seen_twice())
             self.places.move_in(self.wire.parameters)

@@ -52,7 +52,9 @@ class Run:
         self.trial, self.folder, self.delay_s = trial, folder, more_s + trial.delay_us * 1e-6
         self.mark = uuid.uuid4().hex
         self.hello, self.ready, self.ended, self.links = {}, set(), {}, {}
-        self.struck = self.landed = self.last = self.woken = 0.0  # when; last: the victim came to its last collective
+        self.struck = self.completed = self.last = self.woken = (
+            0.0  # when; last: the victim came to its last collective
+        )
         self.reached = self.begun = self.done = False
         self.due = None  # (when, what) that the parent is about to do
         temporary = os.path.join(folder, "tmp")
@@ -92,7 +94,7 @@ class Run:
     @property
     def late(self):
         """Whether the strike found the victim in its last collective, or past it."""
-        return self.reached and 0.0 < self.last < self.landed and self.trial.way != "nap"
+        return self.reached and 0.0 < self.last < self.completed and self.trial.way != "nap"
 
     def over(self):
         """Whether the launcher has ended."""
@@ -148,7 +150,7 @@ class Run:
         else:
             self.ended[rank] = said
             if rank == self.trial.victim:
-                self.landed = self.landed or said["at"]  # what the parent raised in it
+                self.completed = self.completed or said["at"]  # what the parent raised in it
             elif self.trial.way == "wake" and self.struck and not self.woken:
                 self.wake()
             self.let_go()
@@ -182,7 +184,7 @@ class Run:
         self.struck = time.monotonic()
         self.signal(getattr(signal, name))
         if way != "raise":
-            self.landed = self.seen_landing()
+            self.completed = self.seen_landing()
         if way == "nap":
             self.due = (time.monotonic() + plan.NAP_S, self.wake)
         elif way in plan.STOPPED and self.trial.moment in plan.AT_END:  # nobody may miss it
