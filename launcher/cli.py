@@ -115,7 +115,7 @@ def _answered(argv: Sequence[str], asked: argparse.Namespace, command: list[str]
         return _examine(argv, command)
     if asked.explain is None:
         return None
-    print(_told(asked.explain), end="")
+    print(_explained(asked.explain), end="")
     return 0
 
 
@@ -129,8 +129,8 @@ def _run(argv: Sequence[str]) -> int:
         return code
     environ = config.environ()
     try:
-        told, notes = horovodrun.translate(asked, environ)
-        options = {**told, **config.variables_of(vars(asked))}
+        variables, notes = horovodrun.translate(asked, environ)
+        options = {**variables, **config.variables_of(vars(asked))}
         forward = host_flags.forwarded(asked, environ)
         host_flags.go_to(asked, environ, options, forward)
         settings = config.read(_with_flags(environ, options))
@@ -206,7 +206,7 @@ def _by_mpi(
     from .placement import under_mpirun
 
     try:
-        return under_mpirun.places(asked, environ, options, forward, timeout)
+        return under_mpirun.placement(asked, environ, options, forward, timeout)
     except under_mpirun.UnderMpiError as error:
         raise UsageError(coded("HVD716", str(error)), error.code) from None
 
@@ -270,7 +270,7 @@ def _room(asked: argparse.Namespace, size: int) -> tuple[int, int] | None:
     return terminal.room(0 if size == 1 else len("[0]<stdout>:"))
 
 
-def _told(text: str) -> str:
+def _explained(text: str) -> str:
     from hvdlite.errors import catalogue
 
     try:

@@ -147,7 +147,7 @@ class Job:
         self.sessions.look(now)
         self.policy.act(now)
         self.send(self.ending.act(now))
-        for each in self.heartbeat.beat(now):
+        for each in self.heartbeat.tick(now):
             self._silent(each)
         if self.console.broken and self.ending.asked is None:
             self.send(self.ending.signalled(now, signal.SIGPIPE)._replace(number=int(signal.SIGTERM)))
@@ -216,16 +216,16 @@ class Job:
 
     def _take(self, each: AgentLink) -> None:
         """Output of ranks."""
-        said = each.said()
-        for kind, rank, text in said or ():
+        pieces = each.read_output()
+        for kind, rank, text in pieces or ():
             if kind == agent.ENDED:
                 self.console.finish(rank)
             elif not (self.console.full and self._impatient()):
                 self.console.take(rank, kind, text)
-        if said is None or (self.console.full and not self._impatient()):
+        if pieces is None or (self.console.full and not self._impatient()):
             self._selector.unregister(each.output)
             each.taking = False
-        if said is None:
+        if pieces is None:
             each.output.close()
 
     def admit(self, each: AgentLink, sessions: Sequence[starter.Running]) -> None:

@@ -48,8 +48,8 @@ UNSENT_MAX = 1 << 20
 READ_BYTES = 65536
 DRAIN_BYTES = 1 << 20  # what a pipe can hold at most; more comes from somebody who still lives
 
-TOLD = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-WAKING = (*TOLD, signal.SIGUSR1, signal.SIGUSR2)  # Slurm signals whole steps
+FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+WAKING = (*FORWARDED, signal.SIGUSR1, signal.SIGUSR2)  # Slurm signals whole steps
 CONTROL = 1  # the kind of all control frames
 STDOUT, STDERR, ENDED = 1, 2, 3  # the kinds of output frames; the body starts with the rank
 RANK = struct.Struct("!I")
@@ -144,8 +144,8 @@ class Agent:
                 return
             self._reader.end()
         except framing.WireError as error:  # nothing more that comes over it can be believed
-            said = f"hvdlite-agent: what came is not what the launcher sent: {error}"
-            print(coded("HVD112", said), file=sys.stderr)
+            text = f"hvdlite-agent: what came is not what the launcher sent: {error}"
+            print(coded("HVD112", text), file=sys.stderr)
         self._orphaned()
 
     def _obey(self, kind: int, body: bytes) -> None:
@@ -158,7 +158,7 @@ class Agent:
         if order["do"] == "start":
             self._start(order)
         elif order["do"] == "signal":
-            self._well &= order["number"] not in TOLD
+            self._well &= order["number"] not in FORWARDED
             only, spared = order.get("rank"), {*order.get("spared", ()), *self._servers}
             for pid, rank in self._ranks.items():
                 if rank == only or (only is None and rank not in spared):
@@ -173,7 +173,7 @@ class Agent:
 
     def _signalled(self, numbers: bytes) -> None:
         for number in numbers:
-            if number in TOLD:
+            if number in FORWARDED:
                 self._tell({"what": "signalled", "number": number})
 
     def _start(self, order: dict[str, Any]) -> None:

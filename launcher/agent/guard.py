@@ -23,15 +23,15 @@ import time
 from collections.abc import Callable
 
 from . import process
-from .agent import ORPHAN_S, TOLD, WAKING
+from .agent import FORWARDED, ORPHAN_S, WAKING
 
 GONE_S = ORPHAN_S + 2.5
 _LENT, _BACK = b"L", b"B"
 _ENDED = select.POLLRDHUP | select.POLLHUP | select.POLLERR
 
 
-def guarded(life: Callable[[int], int], outer: int = -1) -> int:
-    """Returns in two processes: in a child with what `life(hangup)` returns, in this one with the child's exit code
+def guarded(serve: Callable[[int], int], outer: int = -1) -> int:
+    """Returns in two processes: in a child with what `serve(hangup)` returns, in this one with the child's exit code
     (negative for a signal) when all that was below the child is gone.
 
     hangup: a descriptor whose end the child is to take for the launcher's. outer: one whose end this process takes for
@@ -45,7 +45,7 @@ def guarded(life: Callable[[int], int], outer: int = -1) -> int:
         os.setsid()
         if outer >= 0:
             os.close(outer)
-        return life(far.fileno())
+        return serve(far.fileno())
     far.close()
     return _Guard(pid, near, outer).run()
 
@@ -103,16 +103,16 @@ class _Guard:
 
     def _pass_on(self) -> None:
         for number in os.read(self._woken, 4096):
-            if number in TOLD:
+            if number in FORWARDED:
                 process.send(self._pid, number)
 
     def _listen(self) -> None:
         try:
-            said, borrowed, _, _ = socket.recv_fds(self._near, 1, 1)
+            message, borrowed, _, _ = socket.recv_fds(self._near, 1, 1)
         except OSError:
-            said, borrowed = b"", []
+            message, borrowed = b"", []
         self._give_back()
-        if not said:
+        if not message:
             self._watch.unregister(self._near)
         elif borrowed:
             self._control = borrowed[0]

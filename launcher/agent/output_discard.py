@@ -27,13 +27,13 @@ def stuck(pids: Iterable[int]) -> list[str]:
 def unfinished(pids: Collection[int], sessions: Mapping[int, int]) -> list[str]:
     """What to tell the user of processes that ranks have left running and that end now. sessions: with their ranks."""
     found = [(pid, sessions.get(process.session_of(pid))) for pid in pids if process.state_of(pid)[1] not in pids]
-    told = [f"pid {pid} ({process.command_of(pid)}) of rank {rank}" for pid, rank in found if rank is not None]
-    more = f" and {len(told) - NAMED} more" if len(told) > NAMED else ""
+    left = [f"pid {pid} ({process.command_of(pid)}) of rank {rank}" for pid, rank in found if rank is not None]
+    more = f" and {len(left) - NAMED} more" if len(left) > NAMED else ""
     text = (
-        f"ranks have ended and left processes running, which hvdlite-run ends: {', '.join(told[:NAMED])}{more}; wait "
+        f"ranks have ended and left processes running, which hvdlite-run ends: {', '.join(left[:NAMED])}{more}; wait "
         "for them in the script, or start them in a session of their own (setsid, start_new_session=True) [HVD501]"
     )
-    return [text] if told else []
+    return [text] if left else []
 
 
 def handed_over(pipes: Mapping[int, int]) -> list[str]:
@@ -41,17 +41,17 @@ def handed_over(pipes: Mapping[int, int]) -> list[str]:
     to tell the user: the first process below that can write to one. The caller has one thread, and closes its own."""
     if not pipes:
         return []
-    told = _told(pipes)
+    reports = _reports(pipes)
     if os.fork() == 0:
         try:
             _become_alone(pipes)
             _read(pipes)
         finally:
             os._exit(0)
-    return told
+    return reports
 
 
-def _told(pipes: Mapping[int, int]) -> list[str]:
+def _reports(pipes: Mapping[int, int]) -> list[str]:
     ranks = {f"pipe:[{os.fstat(descriptor).st_ino}]": rank for descriptor, rank in pipes.items()}
     for pid in process.descendants():
         held = [ranks[name] for name in _open(pid) if name in ranks]

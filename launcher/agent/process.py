@@ -92,12 +92,12 @@ def start(
         _become(command, environ, cwd, streams, parent, report, cpus)
     os.close(report)
     try:
-        told = os.read(failure, 16)
+        error = os.read(failure, 16)
     finally:
         os.close(failure)
-    if told:
+    if error:
         os.waitpid(pid, 0)
-        raise StartError(int(told), command[0])
+        raise StartError(int(error), command[0])
     return pid
 
 

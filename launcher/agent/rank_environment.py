@@ -78,10 +78,10 @@ def of_job(
 
 def of_attempt(attempt: int, limit: int) -> dict[str, str]:
     """How ranks are told how often the job was started before."""
-    told = {"HVDLITE_RESTART_COUNT": str(attempt)}
+    variables = {"HVDLITE_RESTART_COUNT": str(attempt)}
     if limit:
-        told.update({"TORCHELASTIC_RESTART_COUNT": str(attempt), "TORCHELASTIC_MAX_RESTARTS": str(limit)})
-    return told
+        variables.update({"TORCHELASTIC_RESTART_COUNT": str(attempt), "TORCHELASTIC_MAX_RESTARTS": str(limit)})
+    return variables
 
 
 def secret_of(secret: bytes) -> dict[str, str]:
@@ -116,7 +116,7 @@ def sets_threads(base: Mapping[str, str], slots: Sequence[Slot]) -> bool:
 
 def of_rank(slot: Slot, size: int) -> dict[str, str]:
     """What one rank gets beside `shared`."""
-    place = {
+    numbers = {
         "RANK": slot.rank,
         "SIZE": size,
         "LOCAL_RANK": slot.local_rank,
@@ -126,7 +126,7 @@ def of_rank(slot: Slot, size: int) -> dict[str, str]:
     }
     environ = {}
     for prefix in (config.PREFIX, config.ALIAS_PREFIX):
-        for name, number in place.items():
+        for name, number in numbers.items():
             environ[prefix + name] = str(number)
     environ["HOROVOD_HOSTNAME"] = slot.host
     environ["RANK"] = str(slot.rank)
@@ -139,5 +139,5 @@ def of_rank(slot: Slot, size: int) -> dict[str, str]:
 
 def of_server(number: int, servers: int, size: int) -> dict[str, str]:
     """What one server of tables gets beside `shared`: it is no rank."""
-    told = {"SERVER": number, "SERVERS": servers, "SIZE": size}
-    return {config.PREFIX + name: str(value) for name, value in told.items()}
+    variables = {"SERVER": number, "SERVERS": servers, "SIZE": size}
+    return {config.PREFIX + name: str(value) for name, value in variables.items()}

@@ -15,7 +15,7 @@ import os
 import socket
 from collections.abc import Mapping
 
-PLACE = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 MASTER = ("MASTER_ADDR", "MASTER_PORT")
 _PORTS = (20000, 30000)  # the kernel's own begin at 32768
 _TRIES = 100
@@ -29,8 +29,8 @@ def given(base: Mapping[str, str]) -> dict[str, str]:
 
 def of_job(base: Mapping[str, str], address: str, port: int) -> dict[str, str]:
     """What all ranks of a job get alike. address, port: of rank 0's host."""
-    place = given(base) or dict(zip(MASTER, (address, str(port))))
-    return {**place, "TORCHELASTIC_USE_AGENT_STORE": "False"}
+    master = given(base) or dict(zip(MASTER, (address, str(port))))
+    return {**master, "TORCHELASTIC_USE_AGENT_STORE": "False"}
 
 
 def free_port() -> int:

@@ -91,7 +91,7 @@ def _read(path: str) -> Any:
         raise FileError(f"is no YAML{where}: {getattr(error, 'problem', None) or error}") from None
 
 
-def _distinct(node: Any, place: str) -> None:
+def _distinct(node: Any, prefix: str) -> None:
     """Refuses a key that stands twice, of which YAML takes the last and says nothing."""
     if not hasattr(node, "value") or not isinstance(node.value, list):
         return
@@ -99,7 +99,7 @@ def _distinct(node: Any, place: str) -> None:
     for pair in node.value:
         if not isinstance(pair, tuple):
             continue
-        name = f"{place}{pair[0].value}"
+        name = f"{prefix}{pair[0].value}"
         if name in seen:
             raise FileError(f"{name} stands there twice, again in line {pair[0].start_mark.line + 1}")
         seen.add(name)
@@ -140,7 +140,7 @@ def _flag(section: str, key: str, value: Any, known: Collection[str]) -> list[st
     elif section == "params" and key in options:
         flag = str(options[key].flag)
     else:
-        every = {each: f"{place}.{each}" for place, keys in _KEYS.items() for each in keys.split()}
+        every = {each: f"{section}.{each}" for section, keys in _KEYS.items() for each in keys.split()}
         every.update({each: f"params.{each}" for each in options if each not in every})
         raise FileError(f"there is no key {name!r}{_nearest(key, list(every), every)}")
     if value is None:

@@ -69,8 +69,8 @@ class Show(argparse.Action):
         if option_string != "--help-all":
             parser.epilog = MORE
             for action in parser._actions:
-                said = (action.help or "").partition(" Default ")[0].partition(" Environment ")[0]
-                action.help = said if action.option_strings[0] in COMMON else argparse.SUPPRESS
+                text = (action.help or "").partition(" Default ")[0].partition(" Environment ")[0]
+                action.help = text if action.option_strings[0] in COMMON else argparse.SUPPRESS
         parser.print_help()
         parser.exit()
 
@@ -80,8 +80,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-h", "--help", nargs=0, action=Show, help="print the most common flags")
     parser.add_argument("--help-all", nargs=0, action=Show, help="print all flags")
     shells = ("bash", "zsh")
-    said = "print a script that completes this command: source <(hvdlite-run --completion bash)"
-    parser.add_argument("--completion", choices=shells, help=said)
+    text = "print a script that completes this command: source <(hvdlite-run --completion bash)"
+    parser.add_argument("--completion", choices=shells, help=text)
 
 
 def completion(parser: argparse.ArgumentParser, shell: str) -> str:

@@ -30,8 +30,8 @@ def add_flags(add: Callable[..., argparse.Action]) -> None:
         ("--log-hide-timestamp", "log_hide_time", "1", argparse.SUPPRESS),
         ("--no-log-hide-timestamp", "log_hide_time", "0", argparse.SUPPRESS),
     ):
-        told = what if what == argparse.SUPPRESS or "HOROVOD" not in what else f"sets {what}; no effect yet"
-        add(flag, dest=dest, action="store_const", const=value, help=told)
+        text = what if what == argparse.SUPPRESS or "HOROVOD" not in what else f"sets {what}; no effect yet"
+        add(flag, dest=dest, action="store_const", const=value, help=text)
     add(
         "--stall-check-shutdown-time-seconds",
         dest="stall_shutdown",
@@ -52,13 +52,13 @@ def translate(asked: argparse.Namespace, environ: dict[str, str]) -> tuple[dict[
     asked.stall_check_time, and take a variable out of environ.
 
     Raises HorovodsError."""
-    told: dict[str, str | None] = {
+    variables: dict[str, str | None] = {
         "LOG_LEVEL": asked.log_level,
         "LOG_HIDE_TIME": asked.log_hide_time,
     }
     if asked.log_level is not None:
-        told["LOG_LEVEL"] = asked.log_level.upper()
-        if told["LOG_LEVEL"] not in LEVELS:
+        variables["LOG_LEVEL"] = asked.log_level.upper()
+        if variables["LOG_LEVEL"] not in LEVELS:
             raise HorovodsError(f"--log-level {asked.log_level}: must be one of {', '.join(LEVELS)} [HVD704]")
     notes = []
     if asked.log_level is not None or asked.log_hide_time == "0":
@@ -68,13 +68,13 @@ def translate(asked: argparse.Namespace, environ: dict[str, str]) -> tuple[dict[
     if warning is not None:
         asked.stall_check_time = asked.stall_check_time or str(warning)
     if asked.stall_check is not None:
-        told["STALL_CHECK_DISABLE"] = "0" if asked.stall_check == "1" else "1"
+        variables["STALL_CHECK_DISABLE"] = "0" if asked.stall_check == "1" else "1"
         environ.pop("HVDLITE_STALL_CHECK_DISABLE", None)
     if asked.collective_timeout is None and (shutdown == 0 or asked.stall_check == "0"):
         asked.collective_timeout = "0"
     elif asked.collective_timeout is None and shutdown:
         asked.collective_timeout = str(shutdown)
-    return {f"HOROVOD_{name}": value for name, value in told.items() if value is not None}, notes
+    return {f"HOROVOD_{name}": value for name, value in variables.items() if value is not None}, notes
 
 
 def _seconds(flag: str, text: str | None) -> int | None:

@@ -51,8 +51,8 @@ class AgentLink:
         self.number = 0  # of its host, for its session
         self.hello: dict[str, Any] = {}  # what it said when it reported
         self.why = ""  # its streams cannot be believed any more
-        self.session, said = sessions or (framing.Session(), framing.Session())
-        self._news, self._said = framing.FrameReader(self.session), framing.FrameReader(said)
+        self.session, output_session = sessions or (framing.Session(), framing.Session())
+        self._news, self._output_reader = framing.FrameReader(self.session), framing.FrameReader(output_session)
         control.setblocking(True)
         output.setblocking(False)
 
@@ -74,11 +74,11 @@ class AgentLink:
         except OSError:
             chunk = b""
         frames, more = self._whole(self._news, chunk)
-        told = [json.loads(body) for _, body in frames]
-        self._started |= {each["rank"] for each in told if each["what"] == "started"}
-        return told if told or more else None
+        reports = [json.loads(body) for _, body in frames]
+        self._started |= {each["rank"] for each in reports if each["what"] == "started"}
+        return reports if reports or more else None
 
-    def said(self) -> list[tuple[int, int, bytes]] | None:
+    def read_output(self) -> list[tuple[int, int, bytes]] | None:
         """(kind, rank, text) of what ranks wrote, once output is readable; None: the stream has ended."""
         try:
             chunk = self.output.recv(_READ_BYTES)
@@ -86,11 +86,11 @@ class AgentLink:
             return []
         except OSError:
             chunk = b""
-        frames, more = self._whole(self._said, chunk)
-        said = [(kind, agent.RANK.unpack_from(body)[0], body[agent.RANK.size :]) for kind, body in frames]
-        self._ended |= {rank for kind, rank, _ in said if kind == agent.ENDED}
-        if said or more:
-            return said
+        frames, more = self._whole(self._output_reader, chunk)
+        pieces = [(kind, agent.RANK.unpack_from(body)[0], body[agent.RANK.size :]) for kind, body in frames]
+        self._ended |= {rank for kind, rank, _ in pieces if kind == agent.ENDED}
+        if pieces or more:
+            return pieces
         if self._unheard:
             self._spoilt(self._unheard)
         return None

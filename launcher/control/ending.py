@@ -223,9 +223,9 @@ class Ending:
             own = self.abort.reporter == culprit
             end = "failed, and was stopped before it ended" if own else "did not end by itself and was stopped"
         code = self.codes.get(culprit, 0)
-        return blamed(self._told(f"{self.who(culprit)} {end}", culprit, code), code)
+        return blamed(self._with_cause(f"{self.who(culprit)} {end}", culprit, code), code)
 
-    def _told(self, line: str, culprit: int, code: int) -> str:
+    def _with_cause(self, line: str, culprit: int, code: int) -> str:
         """What is known of its end, or what others say of it."""
         if self.abort is not None and self.abort.culprit != culprit:
             if self._left() and code_of(self.abort.text) != "HVD451":  # it did not say that it leaves

@@ -1,12 +1,13 @@
 """Heartbeat of agents: a stopped process keeps its connections, because the kernel answers for it.
 
-So the launcher asks each agent every `BEAT_S`, in a control frame, and one that has not answered for `limit` seconds is
-given up. Once the job is to be killed, `hurry`: an agent that is silent for `HURRIED_S` will not kill anybody.
+So the launcher sends a heartbeat to each agent every `INTERVAL_S`, as a control frame. An agent that has not answered
+for `limit` seconds is lost. `hurry` shortens this limit to `HURRIED_S` once the job is to be killed: a silent agent
+kills no rank.
 
-Silence is counted in beats of this loop, not by the clock: a launcher (or a whole machine) that was stopped itself must
-not blame others for it. It counts only when the ranks there have been started: that may take long, from a
-slow file system. The other way round an agent waits for a launcher that is stopped, as a
-user may do it, and hears from the kernel when its process or its host is gone (registration.py).
+Silence is counted in heartbeats of this loop, not by the clock: a launcher or a machine that was stopped must not blame
+others for it. The count begins when the ranks of the agent have started, since a slow file system delays that. In the
+other direction an agent waits for a stopped launcher. The kernel reports the end of its process or its host
+(registration.py).
 """
 
 from __future__ import annotations
@@ -16,18 +17,18 @@ from collections.abc import Sequence
 
 from .agent_link import AgentLink
 
-BEAT_S = 0.5
+INTERVAL_S = 0.5
 HURRIED_S = 1.0
 
 
 class Heartbeat:
-    """Of the agents of `branches`; limit: seconds without an answer that are too many."""
+    """Of the agents behind `links`; limit: seconds without an answer after which an agent is lost."""
 
     def __init__(self, links: Sequence[AgentLink], limit: float) -> None:
         self._links = links
         self._limit = limit
         self._hurried = False
-        self._next = time.monotonic() + BEAT_S
+        self._next = time.monotonic() + INTERVAL_S
         self._missed = {id(each): 0 for each in links}
 
     def admit(self, link: AgentLink) -> None:
@@ -35,7 +36,7 @@ class Heartbeat:
         self._missed[id(link)] = 0
 
     def due(self) -> float | None:
-        """When `beat` has something to do; None: never."""
+        """When `tick` has something to do; None: never."""
         return self._next if any(each.alive and not each.done for each in self._links) else None
 
     def hurry(self) -> None:
@@ -44,13 +45,13 @@ class Heartbeat:
             self._hurried = True
             self._limit = min(self._limit, HURRIED_S)
             self._missed = dict.fromkeys(self._missed, 0)
-            self._next = time.monotonic() + BEAT_S
+            self._next = time.monotonic() + INTERVAL_S
 
-    def beat(self, now: float) -> list[AgentLink]:
+    def tick(self, now: float) -> list[AgentLink]:
         """Asks the agents, if it is time to; those that have been silent for too long."""
         if now < self._next:
             return []
-        self._next = now + BEAT_S
+        self._next = now + INTERVAL_S
         silent = []
         for each in self._links:
             if not each.alive or each.done:
@@ -61,6 +62,6 @@ class Heartbeat:
                 each.order(do="ping")
             elif each.started or self._hurried:
                 self._missed[id(each)] += 1
-                if self._missed[id(each)] * BEAT_S >= self._limit:
+                if self._missed[id(each)] * INTERVAL_S >= self._limit:
                     silent.append(each)
         return silent

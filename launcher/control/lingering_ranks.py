@@ -39,10 +39,10 @@ class Lingering:
         self._since = None
         if self._ending.culprit() is not None or self._ending.asked is not None:
             return
-        told = [f"{self._ending.who(rank)} {_state(self._ending, rank)}" for rank in sorted(living)[:NAMED]]
+        states = [f"{self._ending.who(rank)} {_state(self._ending, rank)}" for rank in sorted(living)[:NAMED]]
         more = f", and {len(living) - NAMED} more" if len(living) > NAMED else ""
         self._say(f"{self._ended} of {self._ended + len(living)} ranks have ended well, the last of them "
-                  f"{self._patience:g} s ago; {', '.join(told)}{more} [HVD505]")  # fmt: skip
+                  f"{self._patience:g} s ago; {', '.join(states)}{more} [HVD505]")  # fmt: skip
 
 
 def _state(ending: Ending, rank: int) -> str:

@@ -30,7 +30,7 @@ class RemoteHosts(NamedTuple):
     address: str  # where the store is to listen
     secret: bytes
     sessions: Sequence[Running] = ()
-    told: Mapping[str, Mapping[str, str]] = {}  # what ranks of a host get beside, by its name
+    host_environ: Mapping[str, Mapping[str, str]] = {}  # what ranks of a host get beside, by its name
 
 
 class Look(NamedTuple):

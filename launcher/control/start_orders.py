@@ -27,16 +27,16 @@ class Orders:
     def __init__(self, plan: Plan, far: RemoteHosts, access: rank_environment.StoreAccess, first: AgentLink) -> None:
         leader = None if first.peer is None else (first.peer, int(first.hello["torch_port"]))
         self._plan, self._far, self._secret = plan, far, access.secret
-        self._told = {} if plan.over_mpi else rank_environment.of_job(plan.environ, access, far.slots, leader)
-        self._told.update(rank_environment.of_attempt(plan.attempt, plan.max_restarts))
+        self._environ = {} if plan.over_mpi else rank_environment.of_job(plan.environ, access, far.slots, leader)
+        self._environ.update(rank_environment.of_attempt(plan.attempt, plan.max_restarts))
         if plan.servers:  # by a flag on this host alone, where the same command is not given on all
-            self._told["HVDLITE_SERVERS"] = str(plan.servers)
+            self._environ["HVDLITE_SERVERS"] = str(plan.servers)
 
     def of(self, ranks: Collection[int], host: str, own: bool, slots: Sequence[Slot] | None = None) -> dict[str, Any]:
         """The order to start these ranks. own: for the agent of the launcher's own host. slots: of ranks that come
         later; None: those of the job's start."""
         plan, slots = self._plan, self._far.slots if slots is None else slots
-        environ = {**self._told, **self._far.told.get(host, {})}
+        environ = {**self._environ, **self._far.host_environ.get(host, {})}
         order: dict[str, Any] = {"do": "start", "bind": plan.bind, "pty": plan.pty}
         order["ranks"] = [
             {"rank": slot.rank, "environ": {} if plan.over_mpi else rank_environment.of_rank(slot, len(slots))}
@@ -63,9 +63,9 @@ class Orders:
 def shown(order: Mapping[str, Any], host: str) -> list[str]:
     """The places that an order tells of, a line for each rank and server."""
     lines = []
-    for told in [*order["ranks"], *order["servers"]]:
-        pairs = " ".join(f"{name}={value}" for name, value in sorted(told["environ"].items()))
-        server = told["environ"].get("HVDLITE_SERVER")
-        who = f"rank {told['rank']}" if server is None else f"server {server}"
-        lines.append(f"{who} on {host}: {pairs}")
+    for each in [*order["ranks"], *order["servers"]]:
+        pairs = " ".join(f"{name}={value}" for name, value in sorted(each["environ"].items()))
+        server = each["environ"].get("HVDLITE_SERVER")
+        title = f"rank {each['rank']}" if server is None else f"server {server}"
+        lines.append(f"{title} on {host}: {pairs}")
     return lines

@@ -116,9 +116,9 @@ class Doctor:
         found = findings.of_facts(facts, slots) if facts else []
         found += findings.of_clocks(self._clocks())
         if len(self.names()) > 1:
-            places = self._listeners(found)
-            found += findings.of_ways(self._ways(places))
-            found += findings.of_speeds(self._speeds(places)) if measure else []
+            listeners = self._listeners(found)
+            found += findings.of_ways(self._ways(listeners))
+            found += findings.of_speeds(self._speeds(listeners)) if measure else []
         return found + self.trouble
 
     def _clocks(self) -> dict[str, float]:
@@ -128,9 +128,9 @@ class Doctor:
             try:
                 for _ in range(_CLOCKS):
                     began = time.time()
-                    told = each.answer({"do": "clock"})
+                    theirs = each.answer({"do": "clock"})
                     ended = time.time()
-                    tries.append((ended - began, told - (began + ended) / 2))
+                    tries.append((ended - began, theirs - (began + ended) / 2))
             except Lost as error:
                 self._lose(each, str(error))
                 continue
@@ -142,30 +142,30 @@ class Doctor:
         at = {each.name: each.at for each in self.there}
         if self.here is not None:
             at[self.here.name] = self.here.at
-        told = self.ask_all({name: {"do": "listen", "at": ip} for name, ip in at.items()})
-        for name, place in told.items():
-            if isinstance(place, str):
+        answers = self.ask_all({name: {"do": "listen", "at": ip} for name, ip in at.items()})
+        for name, listener in answers.items():
+            if isinstance(listener, str):
                 found.append(
-                    Finding(FAILURE, name, place, "is this address its own? --network-interface names another")
+                    Finding(FAILURE, name, listener, "is this address its own? --network-interface names another")
                 )
-        return {name: place for name, place in told.items() if not isinstance(place, str)}
+        return {name: listener for name, listener in answers.items() if not isinstance(listener, str)}
 
-    def _ways(self, places: Mapping[str, list[Any]]) -> dict[tuple[str, str], str | None]:
+    def _ways(self, listeners: Mapping[str, list[Any]]) -> dict[tuple[str, str], str | None]:
         """From each host to each other: why not."""
-        to = {name: [other for other in places if other != name] for name in self.names()}
-        asks = {name: {"do": "reach", "targets": [places[other] for other in others]} for name, others in to.items()}
-        told = self.ask_all(asks)
-        return {(name, other): why for name, whys in told.items() for other, why in zip(to[name], whys)}
+        to = {name: [other for other in listeners if other != name] for name in self.names()}
+        asks = {name: {"do": "reach", "targets": [listeners[other] for other in others]} for name, others in to.items()}
+        answers = self.ask_all(asks)
+        return {(name, other): why for name, whys in answers.items() for other, why in zip(to[name], whys)}
 
-    def _speeds(self, places: Mapping[str, list[Any]]) -> dict[tuple[str, str], Any]:
+    def _speeds(self, listeners: Mapping[str, list[Any]]) -> dict[tuple[str, str], Any]:
         """One pair after the other, so that they do not share what is measured."""
         speeds = {}
-        names = [name for name in self.names() if name in places]
+        names = [name for name in self.names() if name in listeners]
         for index, a in enumerate(names):
             for b in names[index + 1 :]:
-                told = self.ask_all({a: {"do": "measure", "target": places[b]}})
-                if a in told:
-                    speeds[a, b] = told[a]
+                answers = self.ask_all({a: {"do": "measure", "target": listeners[b]}})
+                if a in answers:
+                    speeds[a, b] = answers[a]
         return speeds
 
     def close(self) -> None:
@@ -192,19 +192,19 @@ def run(
     secret = os.urandom(32)
     if not isinstance(gather, Gather) or not others:
         doctor = Doctor(_Here(here or "localhost", "127.0.0.1", secret), [])
-        known = [] if check_build else findings.of_place(environ)
-        return _told(doctor, known, counts, measure, check_build)
+        known = [] if check_build else findings.of_rank(environ)
+        return _report(doctor, known, counts, measure, check_build)
     with Signals() as signals:
         try:
-            place = gather.place([name for _, name in others], secret)
-            given = order(place, secret, gather.timeout, ANSWER_S, {**environ, **gather.also})
+            registration = gather.listen([name for _, name in others], secret)
+            given = order(registration, secret, gather.timeout, ANSWER_S, {**environ, **gather.also})
             given.update(cwd="/", environ={})
-            start = Start(gather.starter, others, place, given, environ, signals, gather.timeout)
+            start = Start(gather.starter, others, registration, given, environ, signals, gather.timeout)
             try:
                 links, wrong = start.visit()
             finally:
-                own_address = place.address[0]
-                place.close()
+                own_address = registration.address[0]
+                registration.close()
         except StartError as error:
             print(f"hvdlite-run: {error}", file=sys.stderr)
             return error.code
@@ -212,7 +212,7 @@ def run(
         troubled = [_unreached(dict(others)[number], text) for number, (text, _) in sorted(wrong.items())]
         own = _Here(here, own_address, secret) if here is not None else None
         try:
-            return _told(
+            return _report(
                 Doctor(own, [_There(each) for each in links]), reached + troubled, counts, measure, check_build
             )
         finally:
@@ -225,11 +225,11 @@ def _unreached(name: str, text: str) -> Finding:
     return Finding(FAILURE, name, what, fix) if colon else Finding(FAILURE, name, text, "")
 
 
-def _told(doctor: Doctor, known: list[Finding], slots: Mapping[str, int], measure: bool, check_build: bool) -> int:
+def _report(doctor: Doctor, known: list[Finding], slots: Mapping[str, int], measure: bool, check_build: bool) -> int:
     try:
         if check_build:
-            told = doctor.ask_all({name: {"do": "check_build"} for name in doctor.names()})
-            for name, text in told.items():
+            answers = doctor.ask_all({name: {"do": "check_build"} for name in doctor.names()})
+            for name, text in answers.items():
                 print(f"==== {name}\n{text}\n")
             found = [each for each in known + doctor.trouble if each.grade == FAILURE]
         else:

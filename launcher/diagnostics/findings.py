@@ -146,27 +146,27 @@ def _limits(host: str, facts: Mapping[str, Any], slots: int) -> list[Finding]:
     return found
 
 
-def of_place(environ: Mapping[str, str]) -> list[Finding]:
+def of_rank(environ: Mapping[str, str]) -> list[Finding]:
     """Which rank a script would be that somebody starts in this environment, without a launcher of ours."""
     script = "python train.py here"
     try:
-        place, values = discovery.discover(environ), config.read(environ).values
+        own, values = discovery.discover(environ), config.read(environ).values
     except HvdInitError as error:
         return [Finding(FAILURE, script, f"init() would raise: {error}")]
     index = environ.get("JOB_COMPLETION_INDEX")
-    if place == discovery.SINGLE and index is not None and (index != "0" or job_secret.POD in environ):
+    if own == discovery.SINGLE and index is not None and (index != "0" or job_secret.POD in environ):
         text = f"a job of one rank, though JOB_COMPLETION_INDEX={index} is set: n pods would be n jobs of one"
         fix = "set HVDLITE_SIZE to the number of pods, and HVDLITE_STORE_ADDR to the host of rank 0, in all pods"
         return [Finding(WARNING, script, text, fix)]
-    if place == discovery.SINGLE:
+    if own == discovery.SINGLE:
         return [Finding(WELL, script, "a job of one rank: no launcher's variables are set")]
-    text = f"would be rank {place.rank} of {place.size}: {discovery.told(place, environ)}"
-    if place.size > 1 and place.source == discovery.OWN and values["store_addr"] is None:
+    text = f"would be rank {own.rank} of {own.size}: {discovery.told(own, environ)}"
+    if own.size > 1 and own.source == discovery.OWN and values["store_addr"] is None:
         fix = "set HVDLITE_STORE_ADDR to the host of rank 0 on all ranks, or start the job with hvdlite-run"
         return [Finding(FAILURE, script, f"{text}, but the address of the rendezvous is missing", fix)]
     found = [Finding(WELL, script, text)]
-    meets = place.source in (discovery.OWN, discovery.BY_HAND, "torchrun")  # and over no MPI, which needs no secret
-    if place.size > 1 and meets and job_secret.POD in environ and not (values["secret_key"] or values["secret_file"]):
+    by_store = own.source in (discovery.OWN, discovery.BY_HAND, "torchrun")  # and over no MPI, which needs no secret
+    if own.size > 1 and by_store and job_secret.POD in environ and not (values["secret_key"] or values["secret_file"]):
         text = "no HVDLITE_SECRET_KEY is set, and each pod would make a key of its own"
         found.append(Finding(WARNING, script, text, job_secret.giving(environ)))
     return found

@@ -43,7 +43,7 @@ class Capacity:
         self._own = "localhost" if own is None else own
         self._low, self._high = cooldown
         self._failures = failures
-        self._places: dict[str, _Place] = {}
+        self._states: dict[str, _Place] = {}
         self._called: dict[str, str] = {}  # each name is looked up once, as a resolver may be slow
         self.offer(listed)
 
@@ -55,11 +55,11 @@ class Capacity:
             name = self._called[host.name]
             slots[name] = slots.get(name, 0) + host.slots
         for name in slots:
-            self._places.setdefault(name, _Place())
-        for name, place in self._places.items():
-            if name in slots and not place.offered:
-                place.early, place.out = 0, False
-            place.offered, place.slots = name in slots, slots.get(name, 0)
+            self._states.setdefault(name, _Place())
+        for name, state in self._states.items():
+            if name in slots and not state.offered:
+                state.early, state.out = 0, False
+            state.offered, state.slots = name in slots, slots.get(name, 0)
         return slots
 
     def look_up(self, name: str) -> None:
@@ -81,57 +81,57 @@ class Capacity:
 
     def names(self) -> list[str]:
         """All hosts that were ever offered."""
-        return list(self._places)
+        return list(self._states)
 
     def slots(self, name: str) -> int:
         """0 for a host that is not offered now."""
-        return self._places[name].slots
+        return self._states[name].slots
 
     def can_start(self, name: str, now: float) -> bool:
         """Whether a new rank may be started there. Whether a slot is free is for the caller to know."""
-        place = self._places[name]
-        return place.offered and place.until <= now
+        state = self._states[name]
+        return state.offered and state.until <= now
 
     def failed(self, name: str, now: float, new: bool, unfit: bool = False) -> None:
         """A rank has ended there. new: it was none yet, or unfit: it was one that could not take the state."""
-        place = self._places[name]
+        state = self._states[name]
         if unfit:
-            place.early = max(place.early, place.before)
-        place.early += new
-        if new and place.early >= self._failures:
-            place.out, place.until = True, now + QUIET_S
-        if place.failed is not None:
-            if now < place.failed + TOGETHER_S:
+            state.early = max(state.early, state.before)
+        state.early += new
+        if new and state.early >= self._failures:
+            state.out, state.until = True, now + QUIET_S
+        if state.failed is not None:
+            if now < state.failed + TOGETHER_S:
                 return
-            if now > place.failed + max(QUIET_S, 2 * self._high):
-                place.failures = 0
-        place.failures, place.failed = place.failures + 1, now
-        place.until = max(place.until, now + min(self._high, self._low * 2 ** min(place.failures - 1, 30)))
+            if now > state.failed + max(QUIET_S, 2 * self._high):
+                state.failures = 0
+        state.failures, state.failed = state.failures + 1, now
+        state.until = max(state.until, now + min(self._high, self._low * 2 ** min(state.failures - 1, 30)))
 
     def unreached(self, name: str, now: float) -> None:
         """No agent has come from there. The host may be about to start, so it is tried again and again."""
         self.failed(name, now, False)
-        self._places[name].until = max(self._places[name].until, now + RETRY_S)
+        self._states[name].until = max(self._states[name].until, now + RETRY_S)
 
     def became_rank(self, name: str) -> None:
         """A process there is a rank now, so nothing is missing."""
-        place = self._places[name]
-        place.before, place.early, place.out = place.early, 0, False
+        state = self._states[name]
+        state.before, state.early, state.out = state.early, 0, False
 
     def remedy(self, name: str, now: float) -> str:
         """What follows from its failures, to be put behind a text; "" if nothing."""
-        place = self._places[name]
-        if place.out:
-            why = f"{place.early} processes in a row ended there before they were ranks"
+        state = self._states[name]
+        if state.out:
+            why = f"{state.early} processes in a row ended there before they were ranks"
             return f"; host {name} is left out for {QUIET_S:g} s: {why}"
-        left = round(place.until - now, 1)
+        left = round(state.until - now, 1)
         return f"; host {name} gets no new rank for {left:g} s" if left > 0 else ""
 
     def due(self, now: float) -> float | None:
         """When the next cooldown ends."""
-        ends = [place.until for place in self._places.values() if place.until > now and place.offered]
+        ends = [state.until for state in self._states.values() if state.until > now and state.offered]
         return min(ends, default=None)
 
     def hopeless(self) -> bool:
         """No host is offered that is not left out."""
-        return all(place.out or not place.offered for place in self._places.values())
+        return all(state.out or not state.offered for state in self._states.values())

@@ -64,9 +64,9 @@ class DiscoveryScript:
     def first(self) -> list[hosts.Host]:
         """Waits for one answer. Raises DiscoveryError where it has no host."""
         while not self.latest:
-            _, told = self.turn(time.monotonic())
-            if told and not self.latest:
-                raise DiscoveryError(coded("HVD708", told))
+            _, trouble = self.turn(time.monotonic())
+            if trouble and not self.latest:
+                raise DiscoveryError(coded("HVD708", trouble))
             self._poll.poll(STEP_S / 5)
         return self.latest
 
@@ -78,13 +78,13 @@ class DiscoveryScript:
 
     def turn(self, now: float) -> tuple[bool, str]:
         """(whether the offer is another now, what there is to tell)."""
-        before, told = self.latest, ""
+        before, trouble = self.latest, ""
         if self.pid:
-            told = self._look(now)
+            trouble = self._look(now)
         elif now >= self._next:
-            told = self._start(now)
-        news = told if told != self._trouble else ""
-        self._trouble = told or self._trouble
+            trouble = self._start(now)
+        news = trouble if trouble != self._trouble else ""
+        self._trouble = trouble or self._trouble
         return self.latest is not before, news
 
     def close(self) -> None:
@@ -120,9 +120,9 @@ class DiscoveryScript:
                 os.close(write)
                 if not self.pid:
                     os.close(read)
-        for (read, _), said in zip(pipes, (self._out, self._err)):
+        for (read, _), output in zip(pipes, (self._out, self._err)):
             os.set_blocking(read, False)
-            self._open[read] = said
+            self._open[read] = output
             self._poll.register(read, select.EPOLLIN)
         return ""
 
@@ -177,8 +177,8 @@ class DiscoveryScript:
     def _text(self, what: str, kept: str = "; the hosts stay as they were") -> str:
         lines = self._err.decode(errors="replace").split("\n")
         last = next((line.strip() for line in reversed(lines) if line.strip()), "")
-        said = f", and says: {last[:WORDS_MAX]}" if last else ""
-        return f"--host-discovery-script {self._command}: {what}{said}{kept if self.latest else ''} [HVD708]"
+        words = f", and says: {last[:WORDS_MAX]}" if last else ""
+        return f"--host-discovery-script {self._command}: {what}{words}{kept if self.latest else ''} [HVD708]"
 
     def _kill(self) -> None:
         """The script, if it runs still, and all of its group. Its number is nobody else's, as it is not reaped."""

@@ -43,7 +43,7 @@ class ElasticDriver(StaticDriver):
         super().__init__(job)
         self._elastic = elastic
         self._starts = Starts(job, elastic)
-        self._said: dict[int, str] = {}  # why a rank ends, in its own words
+        self._reasons: dict[int, str] = {}  # why a rank ends, in its own words
         self._finishing = self._over = False  # a rank has ended with one of the codes below; all have ended
         self._late: tuple[str, int] | None = None  # the first loss for which no rank could go on, and its exit code
         self._quits = True  # all that have ended in this epoch have called sys.exit(0) within training
@@ -61,7 +61,7 @@ class ElasticDriver(StaticDriver):
         job, terms = self._job, self._elastic.terms
         events = Events(self._opened, self._cannot, self._kill, self._news, job.console.say)
 
-        def book(tell: Tell) -> Membership:
+        def membership(tell: Tell) -> Membership:
             self._members = self._starts.members = Membership(terms, number, tell, events)
             for slot in job.far.slots:
                 self._members.started(slot.rank, slot.host, slot.local_rank)
@@ -70,14 +70,14 @@ class ElasticDriver(StaticDriver):
         if self._elastic.script is not None:
             job.watch(self._elastic.script, lambda: None)  # `act` looks
         size, where = terms.max_np or STORE_MAX, self._starts.store_address()
-        return StoreServer(size, job.far.secret, number, self.aborted, address=where, book=book)
+        return StoreServer(size, job.far.secret, number, self.aborted, address=where, membership=membership)
 
     def _opened(self, number: int, members: list[int]) -> None:
         say = self._job.console.say
         self._starts.became_ranks(members)
         self._quits = True
         for member in members:
-            self._said.pop(member, None)  # it has gone on since
+            self._reasons.pop(member, None)  # it has gone on since
         if self._first_end:
             say(elastic_messages.over(self._first_end))
             self._first_end = ""
@@ -107,7 +107,7 @@ class ElasticDriver(StaticDriver):
         who = self._members.who(culprit)
         self._job.tell(f"abort record of {self._members.who(reporter)}: {who}, code {code}: {text}")
         if reporter == culprit:
-            self._said[reporter] = text
+            self._reasons[reporter] = text
         elif code == TIMEOUT:
             self._kill(culprit, f"{who} kept the others waiting: {text}")
 
@@ -145,8 +145,8 @@ class ElasticDriver(StaticDriver):
         job.drain(rank)
         job.store.hear(rank)  # its last words come before its end
         words = job.console.last_words(rank) if code else ""
-        end = members.end_of(rank)._replace(code=code, gone=gone, said=self._said.get(rank, ""))
-        text = f"{self._who(rank)} {'is lost with its host' if gone else elastic_process_end.told(code, end.training)}"
+        end = members.end_of(rank)._replace(code=code, gone=gone, reason=self._reasons.get(rank, ""))
+        text = f"{self._who(rank)} {'is lost with its host' if gone else elastic_process_end.text(code, end.training)}"
         meaning = Meaning.FAILURE if code else Meaning.WELL
         if self._goes_on():
             meaning = elastic_process_end.judged(end, self._elastic.tolerated, self.preempted)
@@ -176,8 +176,8 @@ class ElasticDriver(StaticDriver):
         job = self._job
         if self._goes_on() and self._late is not None:
             job.fail(*self._late)  # it may have missed that one
-        if rank in self._said and self._goes_on():
-            job.ending.aborted(time.monotonic(), Abort(rank, rank, self._said[rank]))
+        if rank in self._reasons and self._goes_on():
+            job.ending.aborted(time.monotonic(), Abort(rank, rank, self._reasons[rank]))
         job.ending.ended(time.monotonic(), rank, code, job.console.last_words(rank) if code else "")
         self._members.over(blamed(text, code))
         job.store.rank_ended(rank, blamed(text, code))

@@ -192,9 +192,9 @@ def _terms(asked: argparse.Namespace, environ: Mapping[str, str], values: Mappin
     _in_order(least, np or least, most, f"-np {np}" if np else f"--min-np {least}")
     resets = _number(asked, "reset_limit", 0, "changes", None)
     # A rank may be as busy as a collective may wait for it, unless somebody has said how long.
-    said = asked.rendezvous_timeout is not None or config.PREFIX + "RENDEZVOUS_TIMEOUT" in environ
-    meeting = values["rendezvous_timeout"] if said else max(values["rendezvous_timeout"], values["collective_timeout"])
-    return Terms(least, most, np, values["elastic_timeout"], resets, meeting)
+    given = asked.rendezvous_timeout is not None or config.PREFIX + "RENDEZVOUS_TIMEOUT" in environ
+    limit = values["rendezvous_timeout"] if given else max(values["rendezvous_timeout"], values["collective_timeout"])
+    return Terms(least, most, np, values["elastic_timeout"], resets, limit)
 
 
 def _tolerated(text: str | None) -> frozenset[str]:
@@ -217,7 +217,7 @@ def _in_order(least: int, np: int, most: int | None, named: str, remedy: str = "
 
 def _first_offer(script: DiscoveryScript, terms: Terms, wait: bool, pause: Pause) -> list[hosts.Host]:
     """The first offer that has room for --min-np ranks, or the first if nobody waits. Raises places.PlaceError."""
-    end, listed, told, shown = time.monotonic() + terms.timeout, list[hosts.Host](), "", ""
+    end, listed, trouble, shown = time.monotonic() + terms.timeout, list[hosts.Host](), "", ""
     try:
         listed = [] if wait else script.first()
         while wait and sum(host.slots for host in listed) < terms.min_np:
@@ -226,7 +226,7 @@ def _first_offer(script: DiscoveryScript, terms: Terms, wait: bool, pause: Pause
             if now >= end:
                 raise host_flags.PlaceError(
                     f"--host-discovery-script has offered fewer than {terms.min_np} slots (--min-np) for "
-                    f"{terms.timeout:g} s (--elastic-timeout): {have or told or 'no answer'} [HVD421]"
+                    f"{terms.timeout:g} s (--elastic-timeout): {have or trouble or 'no answer'} [HVD421]"
                 )
             if have != shown:
                 _say(f"--host-discovery-script offers {have}: waiting for {terms.min_np} slots (--min-np)")
@@ -236,7 +236,7 @@ def _first_offer(script: DiscoveryScript, terms: Terms, wait: bool, pause: Pause
                 raise DiscoveryError(coded("HVD708", news))
             if news:
                 _say(news)
-                told = uncoded(news)
+                trouble = uncoded(news)
             pause(STEP_S)
             listed = script.latest
     except DiscoveryError as error:

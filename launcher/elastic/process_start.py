@@ -14,7 +14,7 @@ from ..control.plan import Elastic
 from ..hosts.hosts import Host, Slot
 from ..placement.host_flags import is_here
 from ..store import elastic_messages
-from ..store.elastic_members import expected_place
+from ..store.elastic_members import expected_rank
 from ..store.elastic_membership import Membership
 from .capacity import Capacity
 from .new_hosts import Arrival, Arrivals
@@ -67,9 +67,9 @@ class Starts:
         script = self._elastic.script
         if script is None:
             return
-        _, told = script.turn(now)
-        if told:
-            self._job.console.say(told)
+        _, trouble = script.turn(now)
+        if trouble:
+            self._job.console.say(trouble)
         new = [host.name for host in script.latest if not self.capacity.knows(host.name)]
         for name in new:
             self.arrivals.look_up(name, self.capacity.look_up)
@@ -138,7 +138,7 @@ class Starts:
         environ = order["ranks"][0]["environ"]
         if later:
             hosts = [self.host_of[member] for member in self._staying()]
-            environ["HVDLITE_EXPECTED_PLACE"] = expected_place(hosts, name, slot, slots)
+            environ["HVDLITE_EXPECTED_PLACE"] = expected_rank(hosts, name, slot, slots)
         link.order(**order)
 
     def _arrived(self, arrival: Arrival, now: float) -> None:

@@ -79,11 +79,11 @@ def _slurm_hosts(environ: Mapping[str, str], read: Callable[[str], str]) -> list
     names = slurm.nodes(environ.get(variable, ""), variable) if environ.get(variable) else []
     if not names:
         return []
-    told = environ.get("SLURM_TASKS_PER_NODE", "1")
-    counts = slurm.tasks_per_node(told, "SLURM_TASKS_PER_NODE")
+    tasks = environ.get("SLURM_TASKS_PER_NODE", "1")
+    counts = slurm.tasks_per_node(tasks, "SLURM_TASKS_PER_NODE")
     counts *= len(names) if len(counts) == 1 else 1
     if len(counts) != len(names):
-        raise HostError(f"SLURM_TASKS_PER_NODE={told} does not match the {len(names)} nodes of {variable} [HVD711]")
+        raise HostError(f"SLURM_TASKS_PER_NODE={tasks} does not match the {len(names)} nodes of {variable} [HVD711]")
     return [Host(name, count) for name, count in zip(names, counts) if count]
 
 

@@ -73,10 +73,10 @@ class Console:
         assert self._folder is not None
         folder, width, mode = self._folder
         server = rank - self._servers.start if rank in self._servers else None
-        place = os.path.join(folder, f"rank.{rank:0{width}d}" if server is None else f"server.{server}")
-        os.makedirs(place, exist_ok=True)
+        target = os.path.join(folder, f"rank.{rank:0{width}d}" if server is None else f"server.{server}")
+        os.makedirs(target, exist_ok=True)
         for stream, name in STREAMS.items():
-            path = os.path.join(place, name.decode())
+            path = os.path.join(target, name.decode())
             self._files[rank, stream] = os.open(path, mode, 0o666)
             self._archive.paths[self._files[rank, stream]] = path
 
@@ -161,8 +161,8 @@ class Console:
 
     def last_words(self, rank: int) -> str:
         """What else is known of a rank that has failed: ` (last words: ValueError: boom)`, or nothing."""
-        said = [line.decode("utf-8", "replace").strip() for line in self._tails[rank].lines(RECENT_LINES)]
-        last = next((line for line in reversed(said) if line), "")
+        lines = [line.decode("utf-8", "replace").strip() for line in self._tails[rank].lines(RECENT_LINES)]
+        last = next((line for line in reversed(lines) if line), "")
         return f" (last words: {last[:LAST_WORDS]})" if last else ""
 
     def report(self, rank: int, headline: str) -> None:
@@ -229,8 +229,8 @@ class Console:
         if not self._prefixed:
             return b""
         stamp = time.asctime().encode() if self._look.timestamps else b""
-        who = f"server {rank - self._servers.start}" if rank in self._servers else str(rank)
-        prefix = b"%s[%s]<%s>:" % (stamp, who.encode(), STREAMS[stream])
+        source = f"server {rank - self._servers.start}" if rank in self._servers else str(rank)
+        prefix = b"%s[%s]<%s>:" % (stamp, source.encode(), STREAMS[stream])
         if stream in self._look.colours:
             return b"\x1b[%dm%s\x1b[0m" % (COLOURS[rank % len(COLOURS)], prefix)
         return prefix

@@ -82,6 +82,6 @@ def _address(serving: subprocess.Popen[bytes]) -> str:
     if line:
         return line
     serving.kill()
-    said = serving.stderr.read(2000).decode(errors="replace").strip().splitlines()
-    why = said[-1].partition("hvdlite-trace: ")[2] or said[-1] if said else f"its page was not there in {START_S:g} s"
+    text = serving.stderr.read(2000).decode(errors="replace").strip().splitlines()
+    why = text[-1].partition("hvdlite-trace: ")[2] or text[-1] if text else f"its page was not there in {START_S:g} s"
     raise DashboardError(coded("HVD718", f"--dashboard: {why}"))

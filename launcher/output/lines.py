@@ -44,7 +44,7 @@ class Lines:
     def __init__(self, redraws: bool = True) -> None:
         self._redraws = redraws
         self._state: bytes | None = None  # what stood in a line that is written over and not shown; None: it is not
-        self._told = False  # its last state has been shown as a line
+        self._state_shown = False  # its last state has been shown as a line
         self._held = bytearray()  # of the current line, not shown yet
         self._shown = False  # a part of the current line has been shown
         self._over = False  # a carriage return came after what was shown
@@ -76,7 +76,7 @@ class Lines:
     def flush(self) -> list[Piece]:
         """The unfinished line as far as it came; of one that is redrawn the last whole state, as a line."""
         if self._state is not None:
-            text, self._state, self._told = self._state or bytes(self._held), b"", True
+            text, self._state, self._state_shown = self._state or bytes(self._held), b"", True
             if text == self._held:
                 self._held.clear()
             self._since = self._since + REDRAWN_S if self._since is not None and self._held else None
@@ -87,7 +87,7 @@ class Lines:
     def finish(self) -> list[Piece]:
         """The end of the stream: what is unfinished gets its newline."""
         if self._state is not None:
-            self._since, self._told = None, True
+            self._since, self._state_shown = None, True
             return self._last()
         if not self._held and not self._shown:
             return []
@@ -106,19 +106,19 @@ class Lines:
 
     def _last(self) -> list[Piece]:
         """The last state of a line that was redrawn, unless it has been shown or is blank and has no newline."""
-        text, told = bytes(self._held) or self._state or b"", self._told
+        text, shown = bytes(self._held) or self._state or b"", self._state_shown
         self._held.clear()
-        self._state, self._told = None, False
-        return [] if told and not text.strip() else [Piece(text, ends=True)]
+        self._state, self._state_shown = None, False
+        return [] if shown and not text.strip() else [Piece(text, ends=True)]
 
     def _over_again(self) -> list[Piece]:
         """A carriage return where redrawn lines are not shown each time."""
         pieces = []
         if self._shown:  # as an unfinished line, which ends here
             pieces = [self._part()._replace(ends=True)]
-            self._shown, self._told = False, True
+            self._shown, self._state_shown = False, True
         elif self._held:
-            self._state, self._told = bytes(self._held), False
+            self._state, self._state_shown = bytes(self._held), False
             self._held.clear()
         self._state = self._state or b""
         return pieces

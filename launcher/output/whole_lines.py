@@ -113,23 +113,23 @@ class WholeLines:
     def _shown(self, row: _Row) -> bytes:
         ranks = sorted(row.ranks)
         if not self._json:
-            who = as_runs(ranks, ",") if row.server is None else f"server {row.server}"
-            return b"[%s]<%s>:%s\n" % (who.encode(), self._streams[row.stream], row.text)
-        said: dict[str, object] = {"time": round(row.since, 3)}
+            source = as_runs(ranks, ",") if row.server is None else f"server {row.server}"
+            return b"[%s]<%s>:%s\n" % (source.encode(), self._streams[row.stream], row.text)
+        record: dict[str, object] = {"time": round(row.since, 3)}
         if row.server is not None:
-            said["server"] = row.server
+            record["server"] = row.server
         else:
-            said.update({"ranks": ranks} if self._fold else {"rank": ranks[0]})
+            record.update({"ranks": ranks} if self._fold else {"rank": ranks[0]})
         if self._hosts and not self._fold:
-            said["host"] = self._hosts[ranks[0]]
-        said["stream"] = self._streams[row.stream].decode()
-        said["text"] = row.text.decode("utf-8", "replace")
-        return json.dumps(said, ensure_ascii=False).encode("utf-8", "replace") + b"\n"
+            record["host"] = self._hosts[ranks[0]]
+        record["stream"] = self._streams[row.stream].decode()
+        record["text"] = row.text.decode("utf-8", "replace")
+        return json.dumps(record, ensure_ascii=False).encode("utf-8", "replace") + b"\n"
 
 
 def words(text: str, now: float, last: Sequence[bytes] = (), rank: int | None = None) -> bytes:
     """The launcher's own words as a JSON line, with the last words of a rank."""
-    said: dict[str, object] = {"time": round(now, 3), "launcher": text}
+    record: dict[str, object] = {"time": round(now, 3), "launcher": text}
     if rank is not None:
-        said.update(rank=rank, last=[line.decode("utf-8", "replace") for line in last])
-    return json.dumps(said).encode() + b"\n"
+        record.update(rank=rank, last=[line.decode("utf-8", "replace") for line in last])
+    return json.dumps(record).encode() + b"\n"

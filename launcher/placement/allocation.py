@@ -27,7 +27,7 @@ from .host_flags import (
 )
 
 
-def places(asked: argparse.Namespace, environ: Mapping[str, str], timeout: float) -> RankPlacement | None:
+def placement(asked: argparse.Namespace, environ: Mapping[str, str], timeout: float) -> RankPlacement | None:
     """The places of this allocation; None outside of any. Raises PlaceError or HostError."""
     found = scheduler.allocation(environ, hosts.read)
     if found is None:

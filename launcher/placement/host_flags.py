@@ -87,11 +87,11 @@ def of(
         if asked.interfaces:
             address.of_interfaces(interfaces_of(asked))  # one that is not there is a mistake, also where none is needed
         if _nodes(asked) > 1:
-            return _meeting(asked, environ, options, timeout)
+            return _rendezvous(asked, environ, options, timeout)
         if sum(rows) == 0 and not asked.standalone:
             from . import allocation
 
-            given = allocation.places(asked, environ, timeout)
+            given = allocation.placement(asked, environ, timeout)
             if given is not None:
                 return given
         return _listed(asked, environ, timeout)
@@ -224,8 +224,8 @@ def go_to(asked: argparse.Namespace, *variables: dict[str, str]) -> None:
                     setattr(asked, name, os.path.abspath(getattr(asked, name)))
             os.chdir(asked.wdir)
     except OSError as error:
-        place = "the current folder" if asked.wdir is None else f"--wdir {asked.wdir}"
-        raise PlaceError(f"{place} cannot be used: {error.strerror} [HVD707]") from None
+        folder = "the current folder" if asked.wdir is None else f"--wdir {asked.wdir}"
+        raise PlaceError(f"{folder} cannot be used: {error.strerror} [HVD707]") from None
 
 
 def interfaces_of(asked: argparse.Namespace) -> list[str]:
@@ -255,7 +255,7 @@ def _nodes(asked: argparse.Namespace) -> int:
     return nodes
 
 
-def _meeting(
+def _rendezvous(
     asked: argparse.Namespace, environ: Mapping[str, str], options: Mapping[str, str], timeout: float
 ) -> RankPlacement:
     """One of several hosts on which the same command is given."""
@@ -285,26 +285,28 @@ def _meeting(
     if node == 0 and not own:
         raise PlaceError(f"{host} ({', '.join(found)}) is not an address of this host, which is node 0 [HVD713]")
     first = node == 0 or (node is None and bool(own))
-    said = {**environ, **options}
-    meeting = rendezvous.Rendezvous(
+    given = {**environ, **options}
+    rdzv = rendezvous.Rendezvous(
         own[0] if first else found[0],
         port,
         _secret(asked, environ),
         nodes,
         node,
         slots,
-        timeout if "HVDLITE_START_TIMEOUT" in said else RENDEZVOUS_S,
-        config.read({name: said[name] for name in ("HVDLITE_AGENT_TIMEOUT",) if name in said}).values["agent_timeout"],
+        timeout if "HVDLITE_START_TIMEOUT" in given else RENDEZVOUS_S,
+        config.read({name: given[name] for name in ("HVDLITE_AGENT_TIMEOUT",) if name in given}).values[
+            "agent_timeout"
+        ],
     )
     assign([hosts.Host("localhost", slots)], slots)
     also = {**options, **forwarded(asked, environ)}
     if first:
-        way = f"{nodes - 1} more join at {meeting.ip}:{port} and get their ranks there; {slots} here"
-        return RankPlacement((), os.uname().nodename, rendezvous.gather(meeting), way=way)
-    way = f"the launcher at {meeting.ip}:{port} assigns the ranks of this host: {slots}"
+        way = f"{nodes - 1} more join at {rdzv.ip}:{port} and get their ranks there; {slots} here"
+        return RankPlacement((), os.uname().nodename, rendezvous.gather(rdzv), way=way)
+    way = f"the launcher at {rdzv.ip}:{port} assigns the ranks of this host: {slots}"
 
     def join(command: Sequence[str]) -> int:
-        return rendezvous.join(meeting, command, environ, also, asked.as_horovod)
+        return rendezvous.join(rdzv, command, environ, also, asked.as_horovod)
 
     return RankPlacement((), None, None, join, way)
 

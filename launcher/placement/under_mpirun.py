@@ -74,7 +74,7 @@ class Carrier:
         return f"{self._title} {exit_text(code)} before all ranks were there" + (f"; it said:\n{text}" if text else "")
 
 
-def places(
+def placement(
     asked: argparse.Namespace,
     environ: Mapping[str, str],
     options: Mapping[str, str],
@@ -88,7 +88,7 @@ def places(
             f"{flag} does not work with --mpi, where mpirun starts the ranks: name the hosts with -H [HVD703]"
         )
     try:
-        listed, size, names = _places(asked, environ)
+        listed, size, names = _hosts_and_size(asked, environ)
         elsewhere = not _ELSEWHERE.isdisjoint((asked.mpi_args or "").replace("=", " ").split())
         _check_size(size, listed[0].name if len(listed) == 1 and not elsewhere else None)
         ssh = _ssh(asked)
@@ -172,11 +172,11 @@ def _gather(
     secret, size = os.urandom(32), len(job.slots)
     try:
         open_files.allow(2 * size, "the launcher", f"for the agents of {size} ranks")
-        place = Registration(secret, _address(where))
+        registration = Registration(secret, _address(where))
     except (address.AddressError, HvdInitError, OSError) as error:
         raise starter.StartError(coded("HVD715", str(error)), 2) from None
     order = {
-        **agent_startup.order(place, secret, timeout, job.silence, given),
+        **agent_startup.order(registration, secret, timeout, job.silence, given),
         "environ": {},
         "command": list(job.command),
     }
@@ -185,15 +185,15 @@ def _gather(
     if job.verbose:
         print(f"hvdlite-run: {shlex.join(session.words)}", file=sys.stderr, flush=True)
     start = starter.Start(
-        carrier, [(rank, f"rank {rank}") for rank in range(size)], place, {}, environ, signals, timeout
+        carrier, [(rank, f"rank {rank}") for rank in range(size)], registration, {}, environ, signals, timeout
     )
     try:
         links, trouble = start.visit()
     finally:
-        place.close()
+        registration.close()
     if trouble:
         start.abandon()
-        raise starter.StartError(coded("HVD715", _told(size, trouble)), trouble[min(trouble)][1])
+        raise starter.StartError(coded("HVD715", _reasons(size, trouble)), trouble[min(trouble)][1])
     names = {}
     for each in links:
         names[each.number] = str(each.hello["name"])
@@ -201,7 +201,7 @@ def _gather(
     return RemoteHosts(links, _slots(names), order["address"][0], secret, start.running)
 
 
-def _told(size: int, trouble: Mapping[int, tuple[str, int]]) -> str:
+def _reasons(size: int, trouble: Mapping[int, tuple[str, int]]) -> str:
     """What is wrong with ranks, once where it is the same with several."""
     alike: dict[str, list[int]] = {}
     for rank, (text, _) in sorted(trouble.items()):
@@ -229,7 +229,7 @@ def _ssh(asked: argparse.Namespace) -> list[str]:
     return words + [word for option in asked.ssh_options or [] for word in shlex.split(option)]
 
 
-def _places(asked: argparse.Namespace, environ: Mapping[str, str]) -> tuple[list[hosts.Host], int, list[str]]:
+def _hosts_and_size(asked: argparse.Namespace, environ: Mapping[str, str]) -> tuple[list[hosts.Host], int, list[str]]:
     """The hosts to name (none: mpirun knows them), the number of ranks, and the names of hosts where they are known.
 
     Raises HostError, ValueError."""
@@ -274,13 +274,13 @@ def _found(environ: Mapping[str, str]) -> tuple[str, mpirun.Kind]:
             done = subprocess.run(
                 [program, "--version"], capture_output=True, text=True, errors="replace", timeout=VERSION_S
             )
-            said = done.stdout + done.stderr
+            output = done.stdout + done.stderr
         except (OSError, subprocess.TimeoutExpired) as error:
             raise UnderMpiError(f"{program} --version: {error} [HVD716]", 1) from None
-        kind = mpirun.kind_of(said)
+        kind = mpirun.kind_of(output)
         if kind is not None:
             return program, kind
-        first = next(iter(said.strip().splitlines()), "nothing")
+        first = next(iter(output.strip().splitlines()), "nothing")
         raise UnderMpiError(
             f"{program} belongs to an MPI that hvdlite-run does not support (--version prints {first!r}): start the "
             "ranks with it yourself [HVD716]"
@@ -312,18 +312,18 @@ def _route(names: Sequence[str]) -> str | None:
 
 def _environment(
     environ: Mapping[str, str],
-    said: Mapping[str, str],
+    options: Mapping[str, str],
     listed: Sequence[hosts.Host],
     size: int,
 ) -> dict[str, str]:
     """What the ranks start with."""
-    given = {**environ, **said, "PYTHONUNBUFFERED": "1"}
-    for name in torch_environment.PLACE:
+    given = {**environ, **options, "PYTHONUNBUFFERED": "1"}
+    for name in torch_environment.RANK_VARIABLES:
         given.pop(name, None)  # a place in another launcher's job; that MPI tells the ranks theirs
     for option in config.OPTIONS:
         if option.scope == "rank":
             given.pop(option.variable, None)
-        if option.alias_variable is not None and (option.scope == "rank" or option.variable in said):
+        if option.alias_variable is not None and (option.scope == "rank" or option.variable in options):
             given.pop(option.alias_variable, None)
     if size > max(1, len(listed)):
         given.setdefault("OMP_NUM_THREADS", "1")  # as torchrun: ranks that share a host do not fight for its CPUs

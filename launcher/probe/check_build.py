@@ -77,9 +77,9 @@ def frameworks() -> list[Finding]:
         if spec is None:
             findings.append(Finding(title, False, f"no module named {module} in {sys.executable}"))
             continue
-        place = spec.origin or next(iter(spec.submodule_search_locations or []), "?")
+        path = spec.origin or next(iter(spec.submodule_search_locations or []), "?")
         note = "" if module in ADAPTERS else "; not supported by this version of hvdlite yet"
-        findings.append(Finding(title, True, f"{_version(packages)}, {os.path.dirname(place)}{note}"))
+        findings.append(Finding(title, True, f"{_version(packages)}, {os.path.dirname(path)}{note}"))
     return findings
 
 
@@ -98,14 +98,14 @@ def libraries(kind: str) -> list[Finding]:
     reasons: list[str] = []
     names = _MPI_NAMES if kind == "MPI" else _NCCL_NAMES
     for candidate in _candidates(names):
-        path, said = _probe(candidate, kind)
+        path, output = _probe(candidate, kind)
         if path is None:
             if os.path.isabs(candidate) or not reasons:
-                reasons.append(said)
+                reasons.append(output)
         else:
-            found.setdefault(os.path.realpath(path), said)
+            found.setdefault(os.path.realpath(path), output)
     if found:
-        return [Finding(kind, True, f"{said}, {path}") for path, said in found.items()]
+        return [Finding(kind, True, f"{output}, {path}") for path, output in found.items()]
     return [Finding(kind, False, "; ".join(dict.fromkeys(reasons)))]
 
 
@@ -113,7 +113,7 @@ def _candidates(names: tuple[str, ...]) -> list[str]:
     """Files in this environment, the same file once; then bare names for the system's loader."""
     folders = [os.path.join(sys.prefix, folder) for folder in _FOLDERS]
     packages = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), *sys.path}
-    folders += [os.path.join(place, wheel) for place in packages if place.endswith("-packages") for wheel in _WHEELS]
+    folders += [os.path.join(path, wheel) for path in packages if path.endswith("-packages") for wheel in _WHEELS]
     files: dict[str, str] = {}
     for folder in folders:
         for name in names:
@@ -162,8 +162,8 @@ def plans() -> Finding:
         )
     except subprocess.TimeoutExpired:
         return Finding("hvdlite-plan", False, f"did not answer within {_SECONDS:g} s")
-    said = (done.stderr if done.returncode else done.stdout).strip().splitlines()[-1:] or ["no reason given"]
-    return Finding("hvdlite-plan", done.returncode == 0, said[0])
+    output = (done.stderr if done.returncode else done.stdout).strip().splitlines()[-1:] or ["no reason given"]
+    return Finding("hvdlite-plan", done.returncode == 0, output[0])
 
 
 def horovod() -> Finding:

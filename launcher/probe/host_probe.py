@@ -134,18 +134,18 @@ class Examiner:
     def _listen(self, at: str) -> list[Any] | str:
         """[address, port] of a listener; or what is in its way."""
         try:
-            place = registration.Registration(self._secret, at)
+            listener = registration.Registration(self._secret, at)
         except OSError as error:
             return f"cannot listen at {at}: {error.strerror}"
-        self._threads.append(threading.Thread(target=self._serve, args=(place,), daemon=True))
+        self._threads.append(threading.Thread(target=self._serve, args=(listener,), daemon=True))
         self._threads[-1].start()
-        return list(place.address)
+        return list(listener.address)
 
-    def _serve(self, place: registration.Registration) -> None:
+    def _serve(self, listener: registration.Registration) -> None:
         while not self._stop.wait(0.005):
-            for arrival in place.turn():
+            for arrival in listener.turn():
                 threading.Thread(target=_echo, args=(arrival,), daemon=True).start()
-        place.close()
+        listener.close()
 
     def _connect(self, target: list[Any], streams: bool = False) -> socket.socket:
         hello = {"streams": streams}

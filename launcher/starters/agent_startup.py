@@ -31,7 +31,7 @@ class Gather:
     def __init__(self, starter: Starter, interfaces: Sequence[str], timeout: float, also: Mapping[str, str]) -> None:
         self.starter, self.interfaces, self.timeout, self.also = starter, interfaces, timeout, also
 
-    def place(self, names: Sequence[str], secret: bytes) -> Registration:
+    def listen(self, names: Sequence[str], secret: bytes) -> Registration:
         """Where these hosts are to report. Raises StartError."""
         try:
             return Registration(secret, self.mine(names))
@@ -62,7 +62,7 @@ class Gather:
     ) -> tuple[list[AgentLink], list[Running], str]:
         """The agents of these hosts (number, name), the sessions that lead there, and the address of this host to which
         they have come. start: as starting.Start. Raises StartError."""
-        registration = self.place([name for _, name in hosts], secret)
+        registration = self.listen([name for _, name in hosts], secret)
         environ = rank_environment.inherited(rank_environment.forwarded(plan.environ), plan.options, plan.slots)
         environ.update(self.also)
         if plan.as_horovod:

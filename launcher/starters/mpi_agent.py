@@ -36,7 +36,7 @@ from hvdlite.security import framing
 from hvdlite.system import python_command
 
 from ..agent import guard, process, rank_environment
-from ..agent.agent import READ_BYTES, TOLD, Agent
+from ..agent.agent import FORWARDED, READ_BYTES, Agent
 from ..control import registration
 from ..control.ending import LOST
 from . import remote_agent
@@ -68,7 +68,7 @@ class _Carried(Agent):
         name = f"{self._far.fileno()}:{os.fstat(self._far.fileno()).st_ino}"
         environ = {**given["environ"], f"{config.PREFIX}AGENT": name}
         super().__init__(control, output, stdin, {**given, "environ": environ}, hangup, stays, sessions)
-        self._said = framing.FrameReader(framing.Session())
+        self._rank_reader = framing.FrameReader(framing.Session())
         self._numbers: list[int] = []  # of the launcher's ranks, by their ranks in the job that they have made
         self._selector.register(self._near, selectors.EVENT_READ, self._hear)
 
@@ -76,7 +76,7 @@ class _Carried(Agent):
         """What the rank says of the end of the job."""
         try:
             while self._near.fileno() >= 0:
-                for kind, body in self._said.feed(self._near.recv(READ_BYTES)):
+                for kind, body in self._rank_reader.feed(self._near.recv(READ_BYTES)):
                     if kind == framing.JOIN:
                         self._numbers = [int(number) for number in json.loads(body)]
                         self._tell({"what": "joined"})
@@ -140,7 +140,7 @@ def _serve(given: dict[str, Any], hangup: int) -> int:
 
 def _carry(guard_pid: int) -> int:
     """The carrier: there as long as the guard is. An MPI that sees another code than 0 ends the others' carriers."""
-    for number in (*TOLD, signal.SIGUSR1, signal.SIGUSR2):
+    for number in (*FORWARDED, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
     status = os.waitpid(guard_pid, 0)[1]
     if status:

@@ -65,15 +65,15 @@ def add_flags(add: Callable[..., argparse.Action]) -> None:
     add("--tcp", action="store_true", help="restrict MPI and NCCL to TCP")
 
 
-def kind_of(said: str) -> Kind | None:
+def kind_of(output: str) -> Kind | None:
     """Which MPI says this for --version; None: none that is known."""
-    number = re.search(r"(?:\(\S+ ?MPI\)|OpenRTE\)|Version:?|Open MPI v?)\s*(\d+)\.", said, re.IGNORECASE)
+    number = re.search(r"(?:\(\S+ ?MPI\)|OpenRTE\)|Version:?|Open MPI v?)\s*(\d+)\.", output, re.IGNORECASE)
     major = int(number[1]) if number else 0
-    if re.search(r"Open ?MPI|OpenRTE|PRTE|PRRTE|Spectrum MPI", said, re.IGNORECASE):
+    if re.search(r"Open ?MPI|OpenRTE|PRTE|PRRTE|Spectrum MPI", output, re.IGNORECASE):
         return Kind(OPEN_MPI, major)
-    if re.search(r"Intel\(R\) MPI|impi", said, re.IGNORECASE):
+    if re.search(r"Intel\(R\) MPI|impi", output, re.IGNORECASE):
         return Kind(INTEL, major)
-    if re.search(r"HYDRA|MPICH|MVAPICH", said, re.IGNORECASE):
+    if re.search(r"HYDRA|MPICH|MVAPICH", output, re.IGNORECASE):
         return Kind(MPICH, major)
     return None
 
@@ -91,14 +91,16 @@ def line(kind: Kind, program: str, wanted: Wanted, names: Sequence[str]) -> list
 
 def variables(kind: Kind, wanted: Wanted) -> dict[str, str]:
     """What this MPI is told by its environment."""
-    said = {"NCCL_IB_DISABLE": "1"} if wanted.tcp else {}
+    environ = {"NCCL_IB_DISABLE": "1"} if wanted.tcp else {}
     if kind.family != OPEN_MPI:
         if wanted.tcp:
-            said.update({"FI_PROVIDER": "tcp", "UCX_TLS": "tcp,self,sm"})
+            environ.update({"FI_PROVIDER": "tcp", "UCX_TLS": "tcp,self,sm"})
         ssh = shlex.join(wanted.ssh)
         if ssh:
-            said["HYDRA_LAUNCHER_EXTRA_ARGS" if kind.family == MPICH else "I_MPI_HYDRA_BOOTSTRAP_EXEC_EXTRA_ARGS"] = ssh
-    return said
+            environ[
+                "HYDRA_LAUNCHER_EXTRA_ARGS" if kind.family == MPICH else "I_MPI_HYDRA_BOOTSTRAP_EXEC_EXTRA_ARGS"
+            ] = ssh
+    return environ
 
 
 def joined(words: Sequence[str]) -> list[str]:

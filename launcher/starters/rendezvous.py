@@ -26,7 +26,7 @@ from hvdlite.errors.codes import code_of, coded, uncoded
 from hvdlite.system.machine_id import host_id
 
 from ..agent import guard, process, rank_environment
-from ..agent.agent import TOLD
+from ..agent.agent import FORWARDED
 from ..control import registration
 from ..control.ending import LOST
 from ..control.plan import Plan, RemoteHosts
@@ -64,26 +64,26 @@ class _Nobody:
         return text
 
 
-def gather(meeting: Rendezvous) -> Callable[[Plan, Signals], RemoteHosts]:
+def gather(rdzv: Rendezvous) -> Callable[[Plan, Signals], RemoteHosts]:
     """Node 0's way to the other hosts."""
 
     def by_rendezvous(plan: Plan, signals: Signals) -> RemoteHosts:
         assert plan.here is not None  # node 0 has ranks
         try:
-            place = registration.Registration(meeting.secret, meeting.ip, meeting.port)
+            listener = registration.Registration(rdzv.secret, rdzv.ip, rdzv.port)
         except OSError as error:
-            text = f"cannot listen at {meeting.ip}:{meeting.port} for the other hosts: {error.strerror}"
+            text = f"cannot listen at {rdzv.ip}:{rdzv.port} for the other hosts: {error.strerror}"
             if error.errno == errno.EADDRINUSE:
                 text += (
                     "; if another job meets there, take another port, and if this is not the first node: --node-rank"
                 )
             raise starter.StartError(coded("HVD715", text)) from None
-        expected = [(number, f"node {number}") for number in range(1, meeting.nodes)]
+        expected = [(number, f"node {number}") for number in range(1, rdzv.nodes)]
         try:
-            links = starter.Start(_Nobody(), expected, place, {}, {}, signals, meeting.timeout).run()
+            links = starter.Start(_Nobody(), expected, listener, {}, {}, signals, rdzv.timeout).run()
         finally:
-            place.close()
-        named = [hosts.Host(plan.here, meeting.slots)]
+            listener.close()
+        named = [hosts.Host(plan.here, rdzv.slots)]
         for link in sorted(links, key=lambda each: each.number):
             taken = {host.name for host in named}
             name = str(link.hello["name"])
@@ -93,7 +93,7 @@ def gather(meeting: Rendezvous) -> Callable[[Plan, Signals], RemoteHosts]:
             named.append(hosts.Host(link.name, int(link.hello["slots"])))
         slots = hosts.assign(named, sum(host.slots for host in named))
         machines = {plan.here: machine(plan.environ), **{each.name: str(each.hello["machine"]) for each in links}}
-        return RemoteHosts(links, slots, meeting.ip, meeting.secret, told=_apart(machines))
+        return RemoteHosts(links, slots, rdzv.ip, rdzv.secret, host_environ=_apart(machines))
 
     return by_rendezvous
 
@@ -110,32 +110,32 @@ def _apart(machines: Mapping[str, str]) -> dict[str, dict[str, str]]:
 
 
 def join(
-    meeting: Rendezvous,
+    rdzv: Rendezvous,
     command: Sequence[str],
     environ: Mapping[str, str],
     options: Mapping[str, str],
     as_horovod: bool,
 ) -> int:
     """The life of the launcher on any other host than node 0's: the exit code."""
-    base = rank_environment.inherited(environ, options, hosts.assign([hosts.Host("", meeting.slots)], meeting.slots))
+    base = rank_environment.inherited(environ, options, hosts.assign([hosts.Host("", rdzv.slots)], rdzv.slots))
     if as_horovod:
         rank_environment.put_horovod_in_front(base)
     given = {
-        "secret": meeting.secret.hex(),
-        "address": (meeting.ip, meeting.port),
-        "timeout": meeting.timeout,
-        "host": meeting.node,
-        "nodes": meeting.nodes,
-        "silence": meeting.silence,
+        "secret": rdzv.secret.hex(),
+        "address": (rdzv.ip, rdzv.port),
+        "timeout": rdzv.timeout,
+        "host": rdzv.node,
+        "nodes": rdzv.nodes,
+        "silence": rdzv.silence,
         "machine": machine(environ),
         "command": list(command),
         "cwd": os.getcwd(),
         "environ": base,
     }
-    code = guard.guarded(partial(_serve, meeting, given))
+    code = guard.guarded(partial(_serve, rdzv, given))
     if code >= 0:
         return code
-    if -code in TOLD:
+    if -code in FORWARDED:
         return 128 - code
     print(
         f"hvdlite-run: the agent of this host was killed by {process.signal_name(-code)} [HVD402]",
@@ -145,13 +145,13 @@ def join(
     return LOST
 
 
-def _serve(meeting: Rendezvous, given: Mapping[str, Any], hangup: int) -> int:
-    where = f"{meeting.ip}:{meeting.port}"
+def _serve(rdzv: Rendezvous, given: Mapping[str, Any], hangup: int) -> int:
+    where = f"{rdzv.ip}:{rdzv.port}"
     try:
         again = True
         while again:
             _end_by_signals()
-            code, again = remote_agent.serve(given, hangup, stays=True, slots=meeting.slots)
+            code, again = remote_agent.serve(given, hangup, stays=True, slots=rdzv.slots)
     except registration.ReportError as error:
         text, code = str(error), code_of(str(error))
         if code == "HVD110":

@@ -39,12 +39,12 @@ class Rsh:
 
     def remedy(self, host: str, code: int, text: str) -> str:
         """What the user can do, and what the agent said."""
-        name, said = self._agent[0], text.splitlines()[-1].strip() if text else "nothing"
+        name, last = self._agent[0], text.splitlines()[-1].strip() if text else "nothing"
         if code == 255 and not text:
             return f"{name} passes no stdin on, which hvdlite-run needs: use hvdlite-run --mpi"
         if "No module named 'hvdlite" in text:
-            return f"the Python there has no hvdlite: install it on all hosts [{said}]"
-        return f"{name} ended with code {code} [{said}]"
+            return f"the Python there has no hvdlite: install it on all hosts [{last}]"
+        return f"{name} ended with code {code} [{last}]"
 
 
 def agent_of(environ: Mapping[str, str], scheduler: str | None = None) -> Rsh | None:

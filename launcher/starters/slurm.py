@@ -78,8 +78,8 @@ class Srun:
 
     def remedy(self, host: str, code: int, text: str) -> str:
         """What the user can do, and what srun said."""
-        said = text.splitlines()[-1].strip() if text else "nothing"
+        last = text.splitlines()[-1].strip() if text else "nothing"
         for pattern, advice in _REMEDIES:
             if re.search(pattern, text):
-                return f"{advice} [{said}]"
-        return f"srun ended with code {code} [{said}]"
+                return f"{advice} [{last}]"
+        return f"srun ended with code {code} [{last}]"

@@ -70,11 +70,11 @@ class Ssh:
 
     def remedy(self, host: str, code: int, text: str) -> str:
         """What the user can do, and what ssh said."""
-        said = text.splitlines()[-1].strip() if text else ""
+        last = text.splitlines()[-1].strip() if text else ""
         for pattern, advice in _REMEDIES:
             if re.search(pattern, text, re.IGNORECASE):
-                return f"{advice.format(host=host)} [{said}]"
+                return f"{advice.format(host=host)} [{last}]"
         python = far_command()[0]
         if code in (126, 127):
-            return f"there is no Python {python}: it must be at the same path on all hosts [{said}]"
-        return f"ssh ended with code {code} [{said}]" if said else f"ssh ended with code {code} and said nothing"
+            return f"there is no Python {python}: it must be at the same path on all hosts [{last}]"
+        return f"ssh ended with code {code} [{last}]" if last else f"ssh ended with code {code} and said nothing"

@@ -179,7 +179,7 @@ class Start:
         self._timeout = timeout
         self._arrived: dict[int, dict[str, Arrival]] = {number: {} for number in self._names}
         self._trouble: dict[int, tuple[str, int]] = {}
-        self._told = 0  # refused addresses
+        self._printed = 0  # refused addresses
         self._selector = selectors.DefaultSelector()
         self.running: list[Running] = []
         for session in starter.sessions(hosts):
@@ -240,11 +240,11 @@ class Start:
         now = time.monotonic()
         if now >= self._deadline:
             for number in self._open():
-                title, said = self._words_of(number)
+                title, words = self._words_of(number)
                 refused = [] if self.running else list(self._registration.refused.values())
                 what = f"no agent that {title} should start has reported" if title else "did not report"
                 self._trouble[number] = (
-                    f"{what} within {self._timeout:g} s (--start-timeout sets the limit){said}"
+                    f"{what} within {self._timeout:g} s (--start-timeout sets the limit){words}"
                     + (f"; {refused[0]}" if refused else ""),
                     255,
                 )
@@ -270,8 +270,8 @@ class Start:
 
     def _tell_of_refused(self) -> None:
         """Hosts that come by themselves and have another secret: at once, since the others are waited for longer."""
-        for text in list(self._registration.refused.values())[self._told :]:
-            self._told += 1
+        for text in list(self._registration.refused.values())[self._printed :]:
+            self._printed += 1
             if not self.running:
                 print(f"hvdlite-run: {text}", file=sys.stderr, flush=True)
 
@@ -336,8 +336,8 @@ class Start:
         text = running.text.decode(errors="replace").strip()
         for number in running.session.hosts:
             if len(self._arrived[number]) < 2:
-                said = why or self._starter.remedy(self._names[number], code, text)
-                self._trouble.setdefault(number, (said, code if code > 0 else 255))
+                words = why or self._starter.remedy(self._names[number], code, text)
+                self._trouble.setdefault(number, (words, code if code > 0 else 255))
 
     def abandon(self) -> None:
         """Ends all sessions and streams."""

@@ -47,7 +47,7 @@ class Member:
         self.rank = -1  # in the last epoch that it was in
         self.timeout = 30.0  # HVDLITE_START_TIMEOUT
         self.removed = ""  # why it is to go
-        self.told = False  # that it is to go
+        self.dismissed = False  # that it is to go
         self.killed = ""  # why it is being killed
         self.ended = ""  # how
         self.unfit = False  # it has left the last epoch because its state was of another form
@@ -77,7 +77,7 @@ def ordered(waiting: Collection[Member]) -> list[Member]:
     return sorted(waiting, key=lambda m: (oldest[m.host], m is not root, m.slot))
 
 
-def expected_place(hosts: Sequence[str], host: str, slot: int, slots: int) -> str:
+def expected_rank(hosts: Sequence[str], host: str, slot: int, slots: int) -> str:
     """What a newcomer takes for its place while it prepares: never rank 0 of 1. hosts: of all members, with it."""
     names, rank = list(dict.fromkeys(hosts)), max(1, len(hosts) - 1)
     return ",".join(map(str, (rank, rank + 1, slot, slots, names.index(host), len(names))))
@@ -90,6 +90,6 @@ def staying(members: Collection[Member]) -> list[Member]:
 
 def come_and_go(members: Collection[Member], come: int, most: int | None, may_go: bool) -> dict[str, int]:
     """How many of those that would come have room, and how many are to go now. most: --max-np."""
-    go = sum(bool(m.removed) for m in members if m.rank >= 0 and not (m.ended or m.killed or m.told))
+    go = sum(bool(m.removed) for m in members if m.rank >= 0 and not (m.ended or m.killed or m.dismissed))
     room = come if most is None else max(0, most - len(staying(members)))
     return {"come": min(come, room), "go": go * may_go}

@@ -98,7 +98,7 @@ class Membership:
         if member is None or member.ended:
             return
         member.ended = text or "it has ended"
-        self._finished |= finished and member.rank >= 0 and not member.told
+        self._finished |= finished and member.rank >= 0 and not member.dismissed
         if finished and not self._opened:
             self._absent = coded("HVD401", f"{member.ended} and did not call init")
         self._drop(member, text)
@@ -111,7 +111,7 @@ class Membership:
     def remove(self, number: int, why: str) -> None:
         """The member is to go at the next commit; why is "": it is to stay after all."""
         member = self._members.get(number)
-        if member is not None and not why and not member.told:
+        if member is not None and not why and not member.dismissed:
             member.removed = ""
         elif not self._remove(number, why):
             return
@@ -130,8 +130,8 @@ class Membership:
         held = self._preparing and self._held_until is not None and self._clock() < self._held_until
         come = 0 if held else sum(m.rank < 0 for m in self._waiting.values())
         members = self._members.values()
-        told = come_and_go(members, come, self._terms.max_np, self._removals.may_go(members))
-        return {**told, "end": 1} if self.ends else told
+        counts = come_and_go(members, come, self._terms.max_np, self._removals.may_go(members))
+        return {**counts, "end": 1} if self.ends else counts
 
     def end(self) -> None:
         """All ranks are to save at their next commit, and to end; how many are left then matters no more."""
@@ -286,7 +286,7 @@ class Membership:
     def _dismiss(self, member: Member) -> None:
         """It is at the rendezvous, and told to go."""
         del self._waiting[member.number]
-        member.told = True
+        member.dismissed = True
         self._removals.going.setdefault(member.number, self._clock() + GRACE_S)
         self._tell(member.number, framing.REMOVED, member.removed.encode())
 

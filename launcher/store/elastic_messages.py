@@ -24,8 +24,8 @@ UNKEPT = (
 
 def opened(number: int, members: Sequence[int], pids: Mapping[int, int]) -> str:
     """An epoch: who has which rank."""
-    told = ", ".join(f"{rank}: [{member}] pid {pids.get(member, '?')}" for rank, member in enumerate(members))
-    return f"epoch {number}: {len(members)} rank{'s' * (len(members) > 1)} ({told})"
+    ranks = ", ".join(f"{rank}: [{member}] pid {pids.get(member, '?')}" for rank, member in enumerate(members))
+    return f"epoch {number}: {len(members)} rank{'s' * (len(members) > 1)} ({ranks})"
 
 
 def over(who: str) -> str:

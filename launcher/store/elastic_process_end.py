@@ -46,7 +46,7 @@ class End(NamedTuple):
     returned: bool = False  # that has returned
     left: bool = False  # it has said goodbye, as a script does that ends by itself
     vanished: bool = False  # it ended without leaving the job, and its process is not the one that was started
-    said: str = ""  # why it ends, in its own words: "rank 1 raised ValueError: ..."
+    reason: str = ""  # why it ends, in its own words: "rank 1 raised ValueError: ..."
     others: int = 0  # living ranks that can go on without it
     over: bool = False  # training has ended on one rank or more
 
@@ -55,13 +55,13 @@ def end_of(member: Member | None, known: Collection[Member], opened: bool, begun
     """What the book of members knows of this one. known: of the last epoch. begun: training has; finished: a rank has
     ended with it."""
     training = begun and member is not None and member.rank >= 0 and member.returned is False
-    there = [m for m in known if not (m.ended or m.told or m is member)]
+    there = [m for m in known if not (m.ended or m.dismissed or m is member)]
     others = sum(m.returned is False for m in there) if begun else 0 if finished else len(there)
     end = End(0, others=others, over=finished or any(m.returned for m in known))
     if member is None:
         return end
     return end._replace(
-        removed=member.told,
+        removed=member.dismissed,
         new=opened and (member.rank < 0 or member.unfit),
         training=training,
         returned=bool(member.returned),
@@ -78,8 +78,8 @@ def judged(end: End, tolerated: Collection[str] = (), preempted: bool = False) -
         return Meaning.UNUSED
     if preempted and end.code in (0, PREEMPTED, UNKEPT):
         return Meaning.WELL
-    quiet = not end.said  # a pipe may have code 0 for one that has failed
-    called = _CALLED.match(end.said)
+    quiet = not end.reason  # a pipe may have code 0 for one that has failed
+    called = _CALLED.match(end.reason)
     code = int(called[1]) if called else end.code
     if end.code == 0 and quiet and not end.gone and not end.training:
         return Meaning.WELL
@@ -96,7 +96,7 @@ def signal_of(code: int) -> int:
     return number if 0 < number < signal.NSIG and (code < 0 or number in signal.valid_signals()) else 0
 
 
-def told(code: int, training: bool) -> str:
+def text(code: int, training: bool) -> str:
     """How a process ended, for texts."""
     number = signal_of(code)
     if number and code > 0:
@@ -105,5 +105,5 @@ def told(code: int, training: bool) -> str:
 
 
 def _tolerates(tolerated: Collection[str], end: End, code: int) -> bool:
-    raised = _RAISED.match(end.said) is not None if end.said else code == 1
+    raised = _RAISED.match(end.reason) is not None if end.reason else code == 1
     return str(code) in tolerated or str(end.code) in tolerated or (EXCEPTION in tolerated and raised)

@@ -29,7 +29,7 @@ class Removals:
 
     def look(self, now: float, members: Collection[Member]) -> None:
         """These are the members now."""
-        kept = [m for m in members if m.rank >= 0 and m.removed and not (m.told or m.ended or m.killed)]
+        kept = [m for m in members if m.rank >= 0 and m.removed and not (m.dismissed or m.ended or m.killed)]
         if not kept or len(staying(members)) >= self._terms.min_np:
             self._since, self._over = None, False
         elif self._since is None:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection
 from . import elastic_messages
 from .elastic_members import Member, Terms
 
-TOLD_S = 5.0  # at the rendezvous, before it is said who is waited for
+REPORT_S = 5.0  # at the rendezvous, before it is said who is waited for
 
 
 class JoinTimeout:
@@ -43,14 +43,14 @@ class JoinTimeout:
         if self._since is None or self.overdue:
             return None
         limit = self.limit(waiting)
-        return self._since + (limit if self._named else min(limit, TOLD_S))
+        return self._since + (limit if self._named else min(limit, REPORT_S))
 
     def late(self, now: float, missing: Collection[Member], waiting: Collection[Member]) -> Collection[Member]:
         """Acts on what is due. Whom the survivors no longer wait for."""
         if self._since is None or not missing:
             return ()
         limit = self.limit(waiting)
-        if not self._named and self._since + min(limit, TOLD_S) <= now:
+        if not self._named and self._since + min(limit, REPORT_S) <= now:
             self._named = True
             self._say(elastic_messages.waited_for(missing, self._there(waiting), now - self._since, self.first))
         over = self._since + limit <= now

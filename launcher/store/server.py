@@ -56,7 +56,7 @@ class StoreServer:
         address: str = "127.0.0.1",
         port: int = 0,
         servers: int = 0,
-        book: Callable[[Tell], Membership] | None = None,
+        membership: Callable[[Tell], Membership] | None = None,
     ) -> None:
         try:  # a connection to each rank, and pipes
             open_files.allow(3 * (size + servers), "the launcher", f"to hear of {size} ranks")
@@ -76,7 +76,7 @@ class StoreServer:
         self._watchers: list[Connection] = []
         self.left: set[int] = set()  # ranks that have said LEAVING or BYE and have not joined again
         self._epochs: Epochs | Membership = (
-            book(self._tell) if book else Epochs(size, job, self._tell, on_late, servers)
+            membership(self._tell) if membership else Epochs(size, job, self._tell, on_late, servers)
         )
         self.servers = Serving(self._epochs if isinstance(self._epochs, Epochs) else None, self._send)
 

@@ -46,8 +46,8 @@ def main() -> int:
             failed = f"{order['address']} port {port}: {error.strerror}"
             if error.errno != errno.EADDRINUSE:
                 break
-    said = {"failed": failed} if server is None else dict(zip(("address", "port"), server.address))
-    print(json.dumps(said), flush=True)
+    answer = {"failed": failed} if server is None else dict(zip(("address", "port"), server.address))
+    print(json.dumps(answer), flush=True)
     null = os.open(os.devnull, os.O_RDWR)
     for standard in (1, 2):  # held open, they would keep those waiting who read rank 0's output
         os.dup2(null, standard)

@@ -126,7 +126,7 @@ def test_clocks_ways_and_speeds():
     ],
 )
 def test_which_rank_a_script_would_be(environ, grades, says):
-    found = findings.of_place(environ)
+    found = findings.of_rank(environ)
     assert [each.grade for each in found] == grades and says in str(found[-1]), found
 
 

@@ -24,14 +24,14 @@ MEANT = [
     ("LOSS", End(-9, **IN)),
     ("LOSS", End(255, gone=True, **IN)),
     ("LOSS", End(137, **IN)),
-    ("LOSS", End(143, said="rank 1 called sys.exit(143)", **IN)),
-    ("LOSS", End(0, said="rank 1 called sys.exit(143)", **IN)),  # behind a pipe
+    ("LOSS", End(143, reason="rank 1 called sys.exit(143)", **IN)),
+    ("LOSS", End(0, reason="rank 1 called sys.exit(143)", **IN)),  # behind a pipe
     ("LOSS", End(1, vanished=True, **IN)),  # behind a wrapper that has a code of its own
-    ("FAILURE", End(1, said="rank 1 raised ValueError", **IN)),
+    ("FAILURE", End(1, reason="rank 1 raised ValueError", **IN)),
     ("FAILURE", End(3, **IN)),
-    ("FAILURE", End(1, said="rank 1 raised ValueError: it called sys.exit(137)", **IN)),
-    ("FAILURE", End(0, said="rank 1 raised ValueError", others=2)),  # behind a pipe
-    ("FAILURE", End(7, said="rank 1 called sys.exit(3)", vanished=True, **IN)),
+    ("FAILURE", End(1, reason="rank 1 raised ValueError: it called sys.exit(137)", **IN)),
+    ("FAILURE", End(0, reason="rank 1 raised ValueError", others=2)),  # behind a pipe
+    ("FAILURE", End(7, reason="rank 1 called sys.exit(3)", vanished=True, **IN)),
     ("FAILURE", End(255, **IN)),
     ("LOSS", End(-9, others=2, **OVER)),
     ("LOSS", End(-9, training=True)),  # the last one: the job ends, as nobody has the state
@@ -42,14 +42,14 @@ MEANT = [
     ("FAILURE", End(3, **OVER)),
 ]
 TOLERATED = [
-    ("LOSS", End(1, said="rank 1 raised ValueError", **IN)),
+    ("LOSS", End(1, reason="rank 1 raised ValueError", **IN)),
     ("LOSS", End(1, **IN)),  # raised when the job had failed already
-    ("FAILURE", End(1, said="rank 1 called sys.exit(1)", **IN)),
-    ("LOSS", End(3, said="rank 1 called sys.exit(3)", **IN)),
-    ("LOSS", End(7, said="rank 1 called sys.exit(3) (train.py:7)", **IN)),  # behind a wrapper
-    ("LOSS", End(3, said="rank 1 called sys.exit(4)", **IN)),
+    ("FAILURE", End(1, reason="rank 1 called sys.exit(1)", **IN)),
+    ("LOSS", End(3, reason="rank 1 called sys.exit(3)", **IN)),
+    ("LOSS", End(7, reason="rank 1 called sys.exit(3) (train.py:7)", **IN)),  # behind a wrapper
+    ("LOSS", End(3, reason="rank 1 called sys.exit(4)", **IN)),
     ("FAILURE", End(4, **IN)),
-    ("LATE", End(1, said="rank 1 raised ValueError", **OVER)),
+    ("LATE", End(1, reason="rank 1 raised ValueError", **OVER)),
     ("WELL", End(0, **OVER)),
 ]
 

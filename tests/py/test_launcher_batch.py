@@ -108,7 +108,7 @@ def test_one_srun_starts_all_agents_in_slurms_order():
 def test_more_ranks_than_slots_are_refused_but_where_the_job_is_this_host_alone(monkeypatch):
     monkeypatch.setattr(allocation.hosts, "read", lambda path: "a\nb\n")
     with pytest.raises(host_flags.PlaceError, match="PBS has given this job 2 slots on 2 hosts"):
-        allocation.places(cli._parser().parse_args(["-np", "3"]), {"PBS_NODEFILE": "x"}, 30.0)
+        allocation.placement(cli._parser().parse_args(["-np", "3"]), {"PBS_NODEFILE": "x"}, 30.0)
     monkeypatch.setattr(allocation.hosts, "read", lambda path: "localhost\n")
-    found = allocation.places(cli._parser().parse_args(["-np", "3"]), {"PBS_NODEFILE": "x"}, 30.0)
+    found = allocation.placement(cli._parser().parse_args(["-np", "3"]), {"PBS_NODEFILE": "x"}, 30.0)
     assert len(found.slots) == 3 and found.gather is None
