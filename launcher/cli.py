@@ -176,7 +176,7 @@ def _run(argv: Sequence[str]) -> int:
         over_mpi=asked.mpi,
         pty=_room(asked, len(where.slots)),
         stdin={"0": True, "none": False}.get(asked.stdin),
-        servers=0 if asked.mpi else settings.values["servers"],  # ranks that meet over their MPI start them
+        servers=0 if asked.mpi else settings.values["servers"],  # ranks with a rendezvous over MPI start them
         max_restarts=restarts,
         here=where.here if elastic is None else where.here or "localhost",
         gather=where.gather,

@@ -2,13 +2,13 @@
 
 The process that calls hvdlite.run listens here, at one address: loopback, or the one that the job's other hosts reach.
 Each rank (hvdlite/executors/worker.py) connects once, proves a key that was made for this call alone (the handshake of
-control/registration.py) and says which rank it is; it is handed the call, and hands in one answer. Both travel in
-signed frames (hvdlite/security/framing.py): PART for each megabyte, then one with the rest, whose kind says that it is
-the last, and of what. Nothing is unpickled here, and nothing is parsed before its rank has proved the key.
+control/registration.py) and sends its rank; it receives the call, and sends one answer. Both travel in signed frames
+(hvdlite/security/framing.py): PART for each megabyte, then one with the rest, whose kind says that it is the last, and
+of what. Nothing is unpickled here, and nothing is parsed before its rank has proved the key.
 
-A connection that ends before its answer is complete is a loss, and the order of losses and answers is kept: the first
-of them that is not the consequence of another is what the caller is told. One thread, no blocking call; `turn` serves
-what is ready.
+A connection that ends before its answer is complete is a loss, and the order of losses and answers is kept: the caller
+gets the first of them that is not the consequence of another. One thread, no blocking call; `turn` serves what is
+ready.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from .hosts import address, hosts, scheduler
 from .placement import host_flags
 from .starters import ssh
 
-RETURNED, RAISED, SUFFERED = 1, 2, 3  # kinds of answers; who suffered has raised because another rank is gone
+RETURNED, RAISED, SUFFERED = 1, 2, 3  # kinds of answers; SUFFERED: it has raised because another rank is gone
 PART, CALL = 4, 5
 PART_BYTES = 1 << 20
 KEY = "HVDLITE_CALL_KEY"  # the variable that ranks find the key in
@@ -35,7 +35,7 @@ SILENCE_S = 5.0  # of a rank's host, before it counts as lost; as --agent-timeou
 
 
 class Answer(NamedTuple):
-    """What became of a rank. kind 0: it went without an answer, and body says why, if that is known. who: its host and
+    """What became of a rank. kind 0: it went without an answer, and body has the reason, if known. who: its host and
     process. In an elastic job its number is the member's, and body says which rank it was in the end."""
 
     rank: int
@@ -100,7 +100,7 @@ class FunctionServer:
                 self._leave(guest, 0, str(error) if isinstance(error, framing.WireError) else "")
 
     def close(self) -> None:
-        """Serves nobody any more."""
+        """Serves no rank any more."""
         for guest in self._guests.values():
             guest.sock.close()
         self._registration.close()
@@ -146,7 +146,7 @@ class FunctionServer:
 
 
 def address_for(asked: argparse.Namespace, size: int | None, environ: Mapping[str, str]) -> str:
-    """Where the desk of a job is to listen, whose hosts are those that a command line means; size: None: all.
+    """The address of the function server of a job, whose hosts are those of the command line; size: None: all.
 
     Raises ValueError for hosts that cannot be, or that no route leads to.
     """

@@ -1,13 +1,13 @@
 """One job from the command line to the exit code: its store, its agents, its ranks, its end.
 
-The loop below has four sources of news and no other place to sleep: each host's agent (its control stream: ranks
-started, ended; its output stream), the sessions that brought agents to other hosts, the store (abort records), and
-signals. Decisions are taken elsewhere and purely: control/ending.py says who is to blame and what to send when,
+The loop below has four sources of events and sleeps nowhere else: each host's agent (its control stream: ranks started,
+ended; its output stream), the sessions that brought agents to other hosts, the store (abort records), and signals.
+Decisions are taken elsewhere and purely: control/ending.py decides which rank is to blame and which signal is due when,
 output/lines.py what the output looks like. How agents come to other hosts is not known here: plan.gather does it, and
-returns Branches.
+returns RemoteHosts.
 
-Order matters in three places. The agent of this host is forked before any thread exists and before the store is bound,
-so that it holds nothing of ours. The store hears of a rank's end after it has read that rank's last words. And the last
+Order matters three times. The agent of this host is forked before any thread exists and before the store is bound, so
+that it holds nothing of ours. The store hears of a rank's end after it has read that rank's last words. And the last
 report is made when the agents are gone, because then all output has come.
 
 If the launcher is killed, the agents end the job; if the agent of this host is killed, the kernel ends its ranks, and
@@ -59,15 +59,15 @@ class Job:
         names = [slot.host for slot in far.slots] if far.links else ()
         self.ending = Ending(self._size, plan.graces, names)
         look = output_flags.placed(plan.look, far.slots)
-        places = [slot.host for slot in far.slots] + hosts.of_servers(far.slots, plan.servers)
-        self.console = Console(self._size, look, signals.ring, places, len(places) - self._size)
+        rank_hosts = [slot.host for slot in far.slots] + hosts.of_servers(far.slots, plan.servers)
+        self.console = Console(self._size, look, signals.ring, rank_hosts, len(rank_hosts) - self._size)
         self._selector = selectors.DefaultSelector()
         self.heartbeat = Heartbeat(self.links, plan.silence)
         self._lingering = Lingering(self.ending, plan.lingering, self.console.say)
         self._given_up = False  # the agent of this host was killed by us
         self._feed: Feed | None = None  # of rank 0 on another host
         self._interrupts = 0
-        self._give_up: float | None = None  # when output that nobody reads stops being waited for
+        self._give_up: float | None = None  # when output that is not read stops being waited for
         self.failure: tuple[str, int] | None = None  # what stopped the launcher itself, and the exit code
         self.sessions = Sessions(self)
         self.policy = StaticDriver(self) if plan.elastic is None else ElasticDriver(self, plan.elastic)
@@ -315,7 +315,7 @@ class Job:
 
     @property
     def failed(self) -> bool:
-        """Whether it has failed by itself: nobody has asked for its end."""
+        """Whether it has failed by itself: no signal has asked for its end."""
         asked = self.ending.asked is not None or self.policy.preempted
         return self._code() != 0 and not asked and not self.console.broken
 
@@ -337,7 +337,7 @@ class Job:
         return self._code()
 
     def _interrupted(self) -> bool:
-        """While the last output is written: has somebody lost patience?"""
+        """While the last output is written: is the wait over?"""
         try:
             if any(number in ENDING for number in self.signals.read()):
                 return True

@@ -1,8 +1,8 @@
 """Flags of output: words of the command line in, a plan.Look out.
 
-Whose output is shown, whether lines that ranks say alike are folded, JSON, and how large an output file may become: all
-is checked before anything starts. Colours are for terminals that can show them, and not where NO_COLOR is set. Files
-stay as they came.
+Whose output is shown, whether lines that ranks print alike are folded, JSON, and how large an output file may become:
+all is checked before anything starts. Colours are for terminals that can show them, and not where NO_COLOR is set.
+Files stay as they came.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def of(asked: argparse.Namespace, environ: Mapping[str, str]) -> Look:
 
 
 def placed(look: Look, slots: Sequence[Slot]) -> Look:
-    """The same with `local_ranks` told by rank, now that hosts are known."""
+    """The same with `local_ranks` resolved to ranks, now that hosts are known."""
     if look.local_ranks is None:
         return look
     ranks = {slot.rank for slot in slots if slot.local_rank in look.local_ranks}

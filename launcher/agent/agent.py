@@ -1,10 +1,10 @@
 """Agent of one host: a process that starts its ranks, passes on their output, reports their ends and leaves nothing
 behind. The launcher forks that of its own host; starters/remote_agent.py makes those of others.
 
-It is the parent of the host's ranks and a child subreaper, and it decides nothing while the launcher lives: when to
-send which signal comes over the control stream. Only when that stream ends (the launcher is gone, be it by SIGKILL)
-does it act by itself: SIGTERM, `ORPHAN_S`, SIGKILL. When the last rank has ended, everything still running below it
-gets SIGTERM, `LEFTOVER_S` and SIGKILL; then the agent says so and exits. Where all ranks have ended well, what has a
+It is the parent of the host's ranks and a child subreaper, and it decides nothing while the launcher runs: orders to
+send signals come over the control stream. Only when that stream ends (the launcher is gone, be it by SIGKILL) does it
+act by itself: SIGTERM, `ORPHAN_S`, SIGKILL. When the last rank has ended, everything still running below it gets
+SIGTERM, `LEFTOVER_S` and SIGKILL; then the agent reports it and exits. Where all ranks have ended well, what has a
 session of its own is left alone (output_discard.py reads what it writes), and the rest (it uploads a checkpoint, behind
 nohup) has `FINISH_S` to end, and a line names it before it is ended. If the agent itself is killed, the kernel kills
 the ranks (process.py).
@@ -13,8 +13,8 @@ Two streams lead to the launcher, signed where it is on another host. Control ca
 waits for output; the output stream carries what ranks write, one frame per read. When the launcher is slow to take it
 (a paused terminal), at most `UNSENT_MAX` is kept and the ranks' pipes fill up: the ranks wait, nothing is lost.
 
-Servers of tables (`--servers`) are started and reported as ranks are. They get no signal but one meant for them, and
-the end of one says nothing of how the job went.
+Parameter servers (`--servers`) are started and reported as ranks are. They get only signals meant for them, and their
+end is not a result of the job.
 
 It waits for processes, not for the end of pipes, which a descendant may hold open. One thread; the only sleep is in
 the selector.
@@ -46,7 +46,7 @@ STUCK_S = 10.0  # after SIGKILL; GPUs and large memories take some seconds to be
 POLL_S = 0.02  # while waiting for processes that are not our children
 UNSENT_MAX = 1 << 20
 READ_BYTES = 65536
-DRAIN_BYTES = 1 << 20  # what a pipe can hold at most; more comes from somebody who still lives
+DRAIN_BYTES = 1 << 20  # what a pipe can hold at most; more comes from a process that still runs
 
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 WAKING = (*FORWARDED, signal.SIGUSR1, signal.SIGUSR2)  # Slurm signals whole steps
@@ -60,7 +60,7 @@ class Agent:
 
     On another host than the launcher's: `given` is what the order to start leaves out (command, cwd, environ), the end
     of `hangup` counts as the launcher's, and with `stays` the agent waits for the job's exit code (`code` then).
-    Signals to it are told to the launcher.
+    Signals to it are reported to the launcher.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class Agent:
         self._waiting = False  # the output stream is full: watched for room
         self._started = self._held = self.orphan = self._done = False  # held: more ranks may be started here
         self._sessions: dict[int, int] = {}  # of all ranks that have lived, with their ranks
-        self._well = True  # no rank has failed, and nobody has ended the job
+        self._well = True  # no rank has failed, and the job has not been ended
         self._kill_at: float | None = None
         self._cleaning = False
         self._finish_by: float | None = None  # until then what ranks have left running may end by itself
@@ -222,7 +222,7 @@ class Agent:
         return bool(ended)
 
     def _clean(self, now: float) -> None:
-        """Once no rank lives: everything else below goes as well, then we are done."""
+        """Once no rank runs: everything else below is ended as well, then the agent is done."""
         if self.orphan and self._kill_at is not None and now >= self._kill_at and self._ranks:
             self._kill_all()
             self._kill_at = now + ORPHAN_S
@@ -275,7 +275,7 @@ class Agent:
         self._orphaned()
 
     def _orphaned(self) -> None:
-        """The launcher is gone: nobody is left to decide, or to read what the ranks say."""
+        """The launcher is gone: no process is left to decide, or to read the output of ranks."""
         if self.orphan:
             return
         self.orphan, self._stays, self._well = True, False, False
@@ -293,7 +293,7 @@ class Agent:
             process.send(pid, signal.SIGTERM, group=True)
 
     def _silence(self) -> None:
-        """Nobody takes output any more: read it and throw it away, so that no rank blocks on its way out."""
+        """The launcher takes no output any more: read and drop it, so that no rank blocks on its way out."""
         self._unsent.clear()
         if self._waiting:
             self._selector.unregister(self._output)

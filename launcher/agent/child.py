@@ -1,6 +1,6 @@
 """Start of a process of a job on its host: pipes for its output, its environment, its CPUs.
 
-A rank runs the command of the order, rank 0 perhaps at a terminal. A server of tables is no rank: its number is above
+A rank runs the command of the order, rank 0 perhaps at a terminal. A parameter server is no rank: its number is above
 those of all ranks, it runs hvdlite.ps.server_main by this host's own Python, and it is bound to no CPUs, since it works
 for all ranks.
 """

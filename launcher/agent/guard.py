@@ -1,16 +1,16 @@
 """Guard: the parent of an agent on another host, which cleans up when the agent is killed or stopped.
 
 The kernel kills an agent's ranks with it, but not what these have started: a child in a session of its own, the Python
-below `sh train.sh`. On the launcher's host the launcher ends those (job.py); elsewhere nobody would be there to do it.
+below `sh train.sh`. On the launcher's host the launcher ends those (job.py); on other hosts no process would end them.
 So the agent is the child of a guard, which does nothing but wait, and is a child subreaper: what a dead agent leaves
 becomes the guard's, and ends here; one that has ended well leaves only what may go on. An agent that is stopped keeps
-its connection open, and has no way to see that the launcher has let go of it. So it lends the guard its control stream:
-when the launcher's end of that closes, or `outer` ends, the agent has `GONE_S` to end its ranks by its own rules
-(agent.py), and is then killed.
+its connection open, and cannot see that the launcher has closed it. So it lends the guard its control stream: when the
+launcher's end of that closes, or `outer` ends, the agent has `GONE_S` to end its ranks by its own rules (agent.py), and
+is then killed.
 
 Signals to the guard are passed on to the agent, which is in a session of its own: a Ctrl-C at a terminal comes to it
 once, and Ctrl-Z stops the guard alone. If it is the guard that is killed, the agent sees its `hangup` end, and acts as
-if the launcher were gone. Whoever kills both leaves what they were to end: it takes a third to see that.
+if the launcher were gone. If both are killed, what they were to end remains: only a third process could see that.
 """
 
 from __future__ import annotations

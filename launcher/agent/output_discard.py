@@ -100,7 +100,7 @@ def _read(pipes: Collection[int]) -> None:
         for descriptor, _ in watch.poll():
             try:
                 more = os.read(descriptor, 1 << 16)
-            except OSError:  # a terminal that nobody has open any more
+            except OSError:  # a terminal that no process has open any more
                 more = b""
             if not more:
                 watch.unregister(descriptor)

@@ -146,7 +146,7 @@ def _become(
 
 
 def waited(pid: int) -> int | None:
-    """The wait status of a child, 0 for one that has been reaped already; None while it lives."""
+    """The wait status of a child, 0 for one that has been reaped already; None while it runs."""
     try:
         ended, status = os.waitpid(pid, os.WNOHANG)
     except ChildProcessError:
@@ -193,7 +193,7 @@ def sweep(spared: Collection[int]) -> None:
 
 
 def childless() -> bool:
-    """True if this process has no child at all, so that (it being a subreaper) nothing below it lives."""
+    """True if this process has no child at all, so that (it being a subreaper) nothing below it runs."""
     try:
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:

@@ -1,6 +1,6 @@
 """Environment of a rank. Pure but for the choice of a free port.
 
-The launcher's own environment, the options given as flags, and the rank's place in three spellings: HVDLITE_* (what
+The launcher's own environment, the options given as flags, and the rank assignment in three spellings: HVDLITE_* (what
 hvdlite.init reads first), HOROVOD_* and torchrun's (what scripts read, and what torch.distributed's env:// needs). The
 secret is here and nowhere else: in no argument list and no file.
 """
@@ -77,7 +77,7 @@ def of_job(
 
 
 def of_attempt(attempt: int, limit: int) -> dict[str, str]:
-    """How ranks are told how often the job was started before."""
+    """The variables that give ranks the number of restarts."""
     variables = {"HVDLITE_RESTART_COUNT": str(attempt)}
     if limit:
         variables.update({"TORCHELASTIC_RESTART_COUNT": str(attempt), "TORCHELASTIC_MAX_RESTARTS": str(limit)})
@@ -85,7 +85,7 @@ def of_attempt(attempt: int, limit: int) -> dict[str, str]:
 
 
 def secret_of(secret: bytes) -> dict[str, str]:
-    """How ranks are told the secret."""
+    """The variable that gives ranks the secret."""
     return {"HVDLITE_SECRET_KEY": secret.hex()}
 
 
@@ -110,7 +110,7 @@ def put_horovod_in_front(environ: dict[str, str]) -> None:
 
 
 def sets_threads(base: Mapping[str, str], slots: Sequence[Slot]) -> bool:
-    """As torchrun: one thread per rank where several ranks share a host and nobody has said otherwise."""
+    """As torchrun: one thread per rank where several ranks share a host, unless the user has set the number."""
     return "OMP_NUM_THREADS" not in base and any(slot.local_size > 1 for slot in slots)
 
 
@@ -138,6 +138,6 @@ def of_rank(slot: Slot, size: int) -> dict[str, str]:
 
 
 def of_server(number: int, servers: int, size: int) -> dict[str, str]:
-    """What one server of tables gets beside `shared`: it is no rank."""
+    """What one parameter server gets beside `shared`: it is no rank."""
     variables = {"SERVER": number, "SERVERS": servers, "SIZE": size}
     return {config.PREFIX + name: str(value) for name, value in variables.items()}

@@ -4,11 +4,12 @@ A job that took it unasked would swallow the rest of a shell's `while read` loop
 looks at the terminal. So ranks read /dev/null by default.
 
 On the launcher's host rank 0 gets the descriptor itself: a terminal stays one. To another host it goes over the control
-stream: `Feed` reads a piece and sends it, an empty one at the end; `Intake` hands it to rank 0 through a pipe and says
-when it wants more. So at most one piece is under way, and control never waits for a rank that does not read.
+stream: `Feed` reads a piece and sends it, an empty one at the end; `Intake` hands it to rank 0 through a pipe and asks
+for more. So at most one piece is under way, and control never waits for a rank that does not read.
 
-A program is no input: where the command is `python -`, stdin is read before the start and all ranks run what it says.
-What comes for another command (`bash -s < script`) is left there, and a line says so at the end of the job (`unread`).
+A program is no input: where the command is `python -`, stdin is read before the start and all ranks run that program.
+What comes for another command (`bash -s < script`) is left there, and a line reports it at the end of the job
+(`unread`).
 """
 
 from __future__ import annotations
@@ -66,21 +67,21 @@ def with_program(command: Sequence[str], reads: bool) -> list[str]:
 
 
 def own() -> int:
-    """This process's stdin; -1 if reading it would take the terminal from somebody else."""
+    """This process's stdin; -1 if reading it would take the terminal from another process."""
     try:
         if os.isatty(0) and os.tcgetpgrp(0) != os.getpgrp():
             return -1
     except OSError:
-        pass  # not our controlling terminal: nobody's to take
+        pass  # not our controlling terminal: reading it takes it from no process
     return 0
 
 
 def unread() -> str | None:
-    """What to tell the user where a pipe or file was given to this process and nobody has read it. What a shell above
+    """The text for the user where a pipe or file was given to this process and is unread. What a shell above
     has as stdin too may be the shell's: a `while read` loop, a script that it reads from there."""
     given, waits = os.fstat(0), False
     if stat.S_ISREG(given.st_mode):
-        waits = given.st_size > 0 and os.lseek(0, 0, os.SEEK_CUR) == 0  # else somebody reads it by and by
+        waits = given.st_size > 0 and os.lseek(0, 0, os.SEEK_CUR) == 0  # else a process reads it by and by
     elif stat.S_ISFIFO(given.st_mode):
         waits = any(fcntl.ioctl(0, termios.FIONREAD, bytes(4))) and not _shells(given)
     text = "no rank has read the data at stdin: --stdin 0 gives it to rank 0 [HVD703]"

@@ -1,11 +1,11 @@
 """MASTER_ADDR and MASTER_PORT for scripts that use env:// of torch.distributed, its default.
 
 The user's own stay, where both are given. Else it is an address of rank 0's host and a port that is free there: the
-agent of each other host says one when it reports, because the launcher cannot see what is taken there. Rank 0 binds it
-by itself, later, so nobody can hold it until then. It is below the ports that the kernel gives away by itself, and a
-random one, so that jobs that start together have different ones; each attempt of a job has a new one.
+agent of each other host names one when it registers, because the launcher cannot see what is taken there. Rank 0 binds
+it by itself, later, so no process can hold it until then. It is below the ports that the kernel gives away by itself,
+and a random one, so that jobs that start together have different ones; each attempt of a job has a new one.
 
-What an outer torchrun tells is not for these ranks: at its MASTER_PORT its own store may listen, and with
+What an outer torchrun sets is not for these ranks: at its MASTER_PORT its own store may listen, and with
 TORCHELASTIC_USE_AGENT_STORE rank 0 would be a client there.
 """
 

@@ -8,8 +8,8 @@
     elastic: {min_np: 2, max-np: 8, blacklist_cooldown_range: [5, 300]}
 
 The words stand before those of the command line, which therefore win. Nothing is passed over in silence, as Horovod
-does it: a key that nobody knows is an error with the nearest that somebody does. What is null was not said. A key may
-be written with - as its flag is.
+does it: an unknown key is an error that names the nearest known one. A null value counts as not given. A key may be
+written with - as its flag is.
 
 PyYAML is loaded when a file is given, and not needed otherwise.
 """

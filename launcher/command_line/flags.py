@@ -1,9 +1,9 @@
 """Split the command line into flags and command, and refuse flags that this version does not have.
 
 argparse cannot stop at the first word that is no option without guessing, so this file asks the parser which flags it
-knows and which of them take a value, and finds the place. A flag that nobody knows is refused with the nearest that
-somebody does; one of Horovod, torchrun or mpirun that a later version will have is refused with the reason. One of
-Horovod or torchrun that needs no successor is taken, its value checked, and its reason told: what it asked for happens
+knows and which of them take a value, and finds that word. An unknown flag is refused, and the error names the nearest
+known one; one of Horovod, torchrun or mpirun that a later version will have is refused with the reason. One of Horovod
+or torchrun that needs no successor is taken, its value checked, and its reason printed: what it asked for happens
 anyway, or there is nothing left of what it was for.
 """
 

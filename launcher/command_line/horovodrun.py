@@ -21,7 +21,7 @@ class HorovodsError(ValueError):
 
 
 def add_flags(add: Callable[..., argparse.Action]) -> None:
-    """Those that are told in variables; dest is None where the flag was not given."""
+    """Those that are passed on as variables; dest is None where the flag was not given."""
     for flag, dest, value, what in (
         ("--stall-check", "stall_check", "1", "report stalls, and let them end the job (the default)"),
         ("--no-stall-check", "stall_check", "0", "report no stalls; only --collective-timeout ends the job"),

@@ -1,6 +1,6 @@
 """Link to one agent: two streams, and what is known of its host.
 
-The agent of this host is forked (`forked`); those of other hosts have reported (registration.py). Either way control
+The agent of this host is forked (`forked`); those of other hosts have registered (registration.py). Either way control
 carries JSON frames both ways, and output carries what ranks write, one frame per read; the launcher may leave the
 output stream unread as long as it likes, and the ranks there wait.
 """
@@ -43,14 +43,14 @@ class AgentLink:
         self._started: set[int] = set()  # those that do
         self._ended: set[int] = set()  # those whose output has ended
         self.alive = True  # its control stream has not ended
-        self.done = False  # it says that nothing is left there
+        self.done = False  # it has reported that nothing is left there
         self.stays = False  # waits for the order to end, with the exit code of the job
         self.taking = False  # its output stream is watched
         self.asked = self.started = False  # see heartbeat.py
         self.peer: str | None = None  # the address that its streams come from
         self.number = 0  # of its host, for its session
-        self.hello: dict[str, Any] = {}  # what it said when it reported
-        self.why = ""  # its streams cannot be believed any more
+        self.hello: dict[str, Any] = {}  # the frame with which it registered
+        self.why = ""  # its streams cannot be trusted any more
         self.session, output_session = sessions or (framing.Session(), framing.Session())
         self._news, self._output_reader = framing.FrameReader(self.session), framing.FrameReader(output_session)
         control.setblocking(True)
@@ -68,7 +68,7 @@ class AgentLink:
             pass
 
     def news(self) -> list[dict[str, Any]] | None:
-        """What the agent tells, once control is readable; None: its stream has ended."""
+        """Reports of the agent, once control is readable; None: its stream has ended."""
         try:
             chunk = self.control.recv(_READ_BYTES)
         except OSError:
@@ -97,7 +97,7 @@ class AgentLink:
 
     @property
     def cut(self) -> str:
-        """What to tell where the agent has said that nothing is left there, and output is missing."""
+        """The error text where the agent has reported its end, and output is missing."""
         lost = self.done and self.output.fileno() < 0 and self._unheard
         return f"output from host {self.name} is lost: {self.why or lost} [HVD458]" if lost else ""
 
@@ -162,14 +162,14 @@ def _fork(control: socket.socket, output: socket.socket, stdin: int, close: Sequ
 
 
 def _serve(control: socket.socket, output: socket.socket, stdin: int) -> NoReturn:
-    """The agent's whole life; never returns."""
+    """The agent, from start to end; never returns."""
     try:
-        os.setsid()  # what kills the launcher's process group shall not kill those who clean up after it
+        os.setsid()  # what kills the launcher's process group shall not kill the agent, which cleans up
         process.rename(b"hvdlite-agent")
         process.become_subreaper()
         stdin = os.dup(stdin) if stdin >= 0 else -1  # not inherited
         null = os.open(os.devnull, os.O_RDWR)
-        for standard in (0, 1, 2):  # held open, they would keep those waiting who read the launcher's output
+        for standard in (0, 1, 2):  # held open, they would keep the reader of the launcher's output waiting
             os.dup2(null, standard)
         os.close(null)
         agent.Agent(control, output, stdin).run()

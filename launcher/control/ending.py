@@ -1,22 +1,22 @@
 """End of a job: the culprit, the signals to the others, the exit code. Pure: events and times in, actions out.
 
-The culprit is the rank that the first abort record names (the engines' own account of who was first), else the rank
-whose process was the first to end with a non-zero code. From the first such news on the others have a moment to fail
-by themselves, so that each prints its own error; then SIGTERM, another moment, SIGKILL (`Graces`). A signal to the
-launcher is passed on and gives more time before SIGKILL, SIGTERM most: that is how schedulers announce the end, and who
-saves then must not be cut off. SIGINT after any signal kills at once. What ranks do once the launcher has sent them a
-signal decides nothing any more.
+The culprit is the rank that the first abort record names (the engines' own account of the first failure), else the rank
+whose process was the first to end with a non-zero code. From the first such news on the others have a moment to fail by
+themselves, so that each prints its own error; then SIGTERM, another moment, SIGKILL (`Graces`). A signal to the
+launcher is passed on and gives more time before SIGKILL, SIGTERM most: schedulers announce the end by it, and a rank
+that saves then must not be cut off. SIGINT after any signal kills at once. What ranks do once the launcher has sent
+them a signal decides nothing any more.
 
 A rank that exits with 0 is never a failure, also where it has not left by shutdown() (os._exit(0) as the last line):
 the others go on. If one of them fails because it needs a rank that has left or has exited with 0, the one that fails is
-the culprit, and the headline says of whom.
+the culprit, and the headline names the other.
 
-A culprit that has said itself why it fails is on its way out, in atexit handlers or the teardown of a framework, and so
-is a rank whose script has ended. Each gets `LEAVING_S` for it, while the others have their usual time.
+A culprit that has reported why it fails is on its way out, in atexit handlers or the teardown of a framework, and so is
+a rank whose script has ended. Each gets `LEAVING_S` for it, while the others have their usual time.
 
 The exit code is the culprit's, 128+n for a signal, also 128+n when signal n ended the launcher's job. A culprit that
-exited with 0 hands the code over to the next that failed. One that has said what went wrong and had not ended when the
-grace was over counts as what it was about to be: failed, with code 1; so does one that not even SIGKILL has ended.
+exited with 0 hands the code over to the next that failed. One that has reported its error and had not ended when the
+grace was over counts as failed, with code 1; so does one that not even SIGKILL has ended.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ INTERRUPT_S, TERM_S = 5.0, 30.0  # as long as Slurm and Kubernetes wait after SI
 LEAVING_S = 10.0  # from the first failure; as long as containers have to end
 LOST = 255  # of ranks whose host is gone, as ssh has it
 KILLED = " (by the kernel when memory runs out, a scheduler at a limit, or kill -9: see dmesg and the scheduler's log)"
-UNKNOWN = 1  # the exit code where nobody's applies
+UNKNOWN = 1  # the exit code where that of no rank applies
 
 
 class Send(NamedTuple):
@@ -86,10 +86,10 @@ class Ending:
         self.living = set(range(size))
         self.left: set[int] = set()  # ranks whose script has ended, or that have left, and may run exit handlers
         self.abort: Abort | None = None
-        self._missed: Abort | None = None  # who was missing at the time limit, as one says who waited
+        self._missed: Abort | None = None  # of the ranks that were missing at the time limit, by one that waited
         self.asked: int | None = None  # the signal that ended the job from outside
         self._failed: list[int] = []  # ranks with a non-zero code, in order, before any signal of ours
-        self._stopped = False  # the culprit, which had said why it fails, ended by our signal
+        self._stopped = False  # the culprit, which had reported its error, ended by our signal
         self._sent: set[int] = set()  # signals of ours that have gone out
         self._next: tuple[float, Send] | None = None
         self._leave_by = 0.0  # until then those that are about to end may do so by themselves
@@ -100,8 +100,8 @@ class Ending:
         self.living.add(rank)
 
     def aborted(self, now: float, abort: Abort) -> None:
-        """An engine's abort record came in. Only the first counts, and what its culprit itself says in place of others
-        who have heard it and were faster to tell."""
+        """An engine's abort record came in. Only the first counts, and its culprit's own report replaces
+        those of ranks that have heard of it and were faster."""
         if not 0 <= abort.culprit < self._size:
             abort = abort._replace(culprit=abort.reporter)
         if self.abort is None and not self._sent:
@@ -113,7 +113,7 @@ class Ending:
 
     def missed(self, waiting: int, missing: int, text: str) -> None:
         """A rank was missing at the time limit, or had ended without a word: if that makes one fail, it is the culprit,
-        and not who waited."""
+        and not those that waited."""
         self._missed = self._missed or Abort(waiting, missing, text)
 
     def ended(self, now: float, rank: int, code: int, words: str = "") -> None:
@@ -150,8 +150,8 @@ class Ending:
         return Send(number)
 
     def warned(self, number: int) -> None:
-        """A scheduler has sent this signal to ranks past the launcher: who is done first hurries nobody who saves, also
-        where the news of its end came before this."""
+        """A scheduler has sent this signal to ranks past the launcher: the first end of a rank hurries none that saves,
+        also where it was reported before this."""
         more = max(0.0, self._graces.after(number) - self._graces.fail)
         self._graces = self._graces._replace(fail=self._graces.fail + more)
         if self._next is not None and self.asked is None:
@@ -201,7 +201,7 @@ class Ending:
         return self._failed[0] if self._failed else None
 
     def exit_code(self) -> int:
-        """Of the launcher, once no rank lives or those that do are left behind."""
+        """Of the launcher, once no rank runs or those that do are left behind."""
         if self.asked:
             return 128 + self.asked
         culprit = self.culprit()
@@ -212,7 +212,7 @@ class Ending:
         return code if code > 0 else 128 - code
 
     def headline(self) -> str | None:
-        """How the culprit ended, in one line; None if nobody failed."""
+        """How the culprit ended, in one line; None if no rank failed."""
         culprit = self.culprit()
         if self.asked or culprit not in self.pids or self._survived():
             return None  # one that was never started has been reported already
@@ -249,7 +249,7 @@ class Ending:
         return self._departed()
 
     def _departed(self) -> bool:
-        """Whether the rank that others name has exited with 0, or left by shutdown(): who fails of it is to blame."""
+        """Whether the rank that others name has exited with 0, or left by shutdown(). The failed one is to blame."""
         abort = self.abort
         if abort is None or abort.reporter == abort.culprit:
             return False
@@ -257,7 +257,7 @@ class Ending:
         return code == 0 or (code_of(abort.text) == "HVD451" and (code is None or -code in self._sent))
 
     def _leaving(self) -> frozenset[int]:
-        """Living ranks that are about to end by themselves: those that have left, and a culprit that said why."""
+        """Living ranks that are about to end: those that have left, and a culprit that has reported its error."""
         own = {self.abort.culprit} if self.abort is not None and self.abort.own else set()
         return frozenset(self.living & (self.left | own))
 
@@ -266,7 +266,7 @@ class Ending:
         return self._left() and not self._failed
 
     def _let_live(self) -> None:
-        """Nobody is hurried because of one that has left well."""
+        """No rank is hurried because of one that has left well."""
         if self._left_well() and not self._sent:
             self._next = None
 

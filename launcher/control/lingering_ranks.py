@@ -1,8 +1,8 @@
 """Report of ranks that run long after others have ended well: they may save or evaluate, or hang.
 
-Nobody waits for such a rank in a collective, so no stall report will name it, and the launcher waits with it. So after
-the time of a stall report it says once who still runs and, of those on this host, in which state: a rank that is
-stopped will not end before somebody lets it go on.
+No rank waits for such a rank in a collective, so no stall report names it, and the launcher waits with it. So after the
+time of a stall report the launcher names once the ranks that still run and, of those on this host, their state: a
+stopped rank does not end before SIGCONT.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Lingering:
         return None if self._since is None else self._since + self._patience
 
     def look(self, now: float) -> None:
-        """Says who still runs, if it is time to. Once for each time that a rank has ended."""
+        """Names the ranks that still run, if it is time to. Once for each time that a rank has ended."""
         codes, living = self._ending.codes, self._ending.living
         if len(codes) != self._ended:
             self._ended = len(codes)

@@ -1,9 +1,10 @@
 """End of a parameter server: by itself it ends nothing; the ranks that have tables there decide.
 
-A server is no rank. Its number in the launcher is above those of all ranks: size + k. Its end is told at once, to the
-user and to the store, which tells the other servers, ranks that still wait for it, and all ranks where no server is
-left. It starts no grace and gives the job no exit code. When no rank lives the servers are let go, and those that stay
-are killed. A job that fails later names the first server that ended before, since that may be why.
+A server is no rank. Its number in the launcher is above those of all ranks: size + k. Its end is reported at once to
+the user and to the store. The store reports it to the other servers, to ranks that still wait for it, and to all ranks
+where no server is left. It starts no grace and gives the job no exit code. When no rank runs any more, the servers are
+told to end, and those that stay are killed. A job that fails later names the first server that ended before, since that
+may be why.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ class Servers:
         return self._kill_at if self._living else None
 
     def act(self, now: float) -> None:
-        """Lets them go once no rank lives."""
+        """Tells them to end once no rank runs."""
         if self._job.ending.living or not self._living:
             return
         if not self._let_go:

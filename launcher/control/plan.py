@@ -1,8 +1,8 @@
 """Plan of a job: what runs, where, and how the agents get there. The command line hands it to job.py.
 
 A Plan for this host alone has its slots and no `gather`. With other hosts, `gather` is called once this host's agent is
-forked: it starts agents there (starters/starter.py) or waits for them (starters/rendezvous.py), and returns what
-RemoteHosts says, or raises starting.StartError when a host cannot take part; then nothing of it is left.
+forked: it starts agents there (starters/starter.py) or waits for them (starters/rendezvous.py), and returns
+RemoteHosts, or raises starter.StartError when a host cannot take part; then nothing of it is left.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class RemoteHosts(NamedTuple):
     address: str  # where the store is to listen
     secret: bytes
     sessions: Sequence[Running] = ()
-    host_environ: Mapping[str, Mapping[str, str]] = {}  # what ranks of a host get beside, by its name
+    host_environ: Mapping[str, Mapping[str, str]] = {}  # variables that ranks of a host get in addition, by its name
 
 
 class Look(NamedTuple):
@@ -67,16 +67,16 @@ class Plan(NamedTuple):
     options: Mapping[str, str]  # variables that flags stand for
     graces: Graces = Graces()
     silence: float = 5.0  # of an agent, before it counts as lost
-    lingering: float = 0.0  # after the last good end, before it is said who still runs; 0: never
+    lingering: float = 0.0  # after the last good end, before ranks that still run are named; 0: never
     output_folder: str | None = None
     look: Look = Look()
     verbose: bool = False
     as_horovod: bool = False
     bind: str = "none"  # see agent/cpu_binding.py
-    over_mpi: bool = False  # that is how ranks meet
+    over_mpi: bool = False  # the rendezvous of ranks
     pty: tuple[int, int] | None = None  # rank 0 writes to a terminal of so many rows and columns
-    stdin: bool | None = None  # rank 0 reads the launcher's; None: nobody has said
-    servers: int = 0  # of tables, beside the ranks
+    stdin: bool | None = None  # rank 0 reads the launcher's; None: not given
+    servers: int = 0  # parameter servers, beside the ranks
     max_restarts: int = 0
     attempt: int = 0  # how often it was tried before
     here: str | None = "localhost"  # what slots call this host; None: no rank runs here

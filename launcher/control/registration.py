@@ -1,9 +1,9 @@
 """Registration of the agents of several hosts, before any rank is started.
 
 An agent on another host connects here twice: a stream for control and one for output. Each connection proves the job's
-secret (hvdlite/security/handshake.py) before a byte of it is parsed, then says HELLO: a small JSON frame that tells
-which host this is, which stream, and what stands in the way there. From then on the socket belongs to a AgentLink, with
-the session that signs its frames.
+secret (hvdlite/security/handshake.py) before a byte of it is parsed, then sends HELLO: a small JSON frame that names
+this host, the stream, and what prevents a start there. From then on the socket belongs to an AgentLink, with the
+session that signs its frames.
 
 `Registration` is the launcher's side: it listens at one address, never waits (`turn` serves what is ready), bounds
 strangers as every port does (hvdlite/security/connection_limits.py), and is closed once all are there. `report` is the
@@ -30,14 +30,14 @@ HELLO_MAX = 8192
 CONTROL, OUTPUT = "control", "output"
 SILENCE_S = 5.0  # of the far end, where nothing else was asked for
 _PROBES_MAX = 60  # the kernel counts to 127
-_REFUSED_MAX = 8  # addresses of which is told
+_REFUSED_MAX = 8  # addresses that are reported
 _OTHER_SECRET = "it has another secret (HVDLITE_SECRET_KEY) or --rdzv-id than this host [HVD111]"
 _PROXY = "a proxy, NAT or mapped port forwards its connection [HVD127]"
 _RETRY_S = (0.02, 0.05, 0.1, 0.2, 0.5)
 
 
 class Arrival(NamedTuple):
-    """A connection that has proved the secret, and what it said."""
+    """A connection that has proved the secret, and its HELLO."""
 
     sock: socket.socket
     hello: dict[str, Any]
@@ -78,7 +78,7 @@ class Registration:
         return self._selector.fileno()
 
     def turn(self) -> list[Arrival]:
-        """Serves what is ready; those that have said HELLO."""
+        """Serves what is ready; those that have sent HELLO."""
         arrivals = []
         for key, _ in self._selector.select(0):
             if key.fileobj is self._listener:
@@ -101,7 +101,7 @@ class Registration:
         return arrivals
 
     def close(self) -> None:
-        """Nobody can report any more."""
+        """No agent can register any more."""
         for stranger in list(self._strangers):
             self._drop(stranger)
         self._selector.close()

@@ -1,10 +1,10 @@
 """Signals as bytes in a socket, for a loop over descriptors.
 
-Handlers do nothing themselves: Python's C handler writes the number, and whoever watches the loop's descriptors reads
+Handlers do nothing themselves: Python's C handler writes the number, and the loop that watches the descriptors reads
 it. A zero byte is `ring`: another thread wants the loop to look around.
 
-What nohup has told this process to ignore stays ignored. Children must hold no copy of the ends (`ends`), and set no
-store by the handlers: exec resets them.
+Signals that nohup ignores stay ignored. Children must hold no copy of the ends (`ends`), and set no store by the
+handlers: exec resets them.
 """
 
 from __future__ import annotations

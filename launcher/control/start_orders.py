@@ -1,9 +1,9 @@
 """Start orders for each agent: ranks and their environment. Pure but for the choice of a port.
 
 The agent of the launcher's own host, a fork of it, gets all: command, folder, the whole environment with the secret.
-Those of other hosts know these by now, from where nobody listens (starters/agent_startup.py, starters/rendezvous.py);
-over the network goes only what the start itself has decided, of which nothing is secret. Ranks that meet over their MPI
-are told no place.
+Those of other hosts know these by now, over a channel that cannot be listened at (starters/agent_startup.py,
+starters/rendezvous.py); over the network goes only what the start itself has decided, of which nothing is secret. Ranks
+with a rendezvous over MPI get no rank assignment.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Orders:
 
 
 def shown(order: Mapping[str, Any], host: str) -> list[str]:
-    """The places that an order tells of, a line for each rank and server."""
+    """The rank assignment in an order, a line for each rank and server."""
     lines = []
     for each in [*order["ranks"], *order["servers"]]:
         pairs = " ".join(f"{name}={value}" for name, value in sorted(each["environ"].items()))

@@ -38,7 +38,7 @@ class StaticDriver:
 
     @property
     def preempted(self) -> bool:
-        """Whether the ranks were told to save and to end."""
+        """Whether the ranks have the order to save and to end."""
         return False
 
     def due(self) -> float | None:
@@ -57,7 +57,7 @@ class StaticDriver:
         """The job is over."""
 
     def called(self, number: int) -> str:
-        """ "rank 3"; a server of tables has a number above those of ranks."""
+        """ "rank 3"; a parameter server has a number above those of ranks."""
         return self._servers.called(number) if number in self._servers else f"rank {number}"
 
     def headline(self, text: str) -> str:
@@ -78,7 +78,7 @@ class StaticDriver:
         text = f"{job.ending.who(rank)} {exit_text(code)}"
         job.drain(rank)
         words = job.console.last_words(rank) if code else ""
-        job.ending.ended(time.monotonic(), rank, code, words)  # first: who has failed by itself is not merely missed
+        job.ending.ended(time.monotonic(), rank, code, words)  # first: a failed rank is not merely missing
         job.store.rank_ended(rank, blamed(text + words, code))
         job.tell(f"{text} after {time.monotonic() - job.began:.2f} s")
 
@@ -89,7 +89,7 @@ class StaticDriver:
             self._job.ending.living -= each.ranks - set(self._job.ending.pids)
 
     def aborted(self, reporter: int, culprit: int, code: int, text: str) -> None:
-        """A rank has said why the job ends."""
+        """A rank has reported why the job ends."""
         self._job.tell(f"abort record of rank {reporter}: rank {culprit}, code {code}: {text}")
         self._job.ending.aborted(time.monotonic(), Abort(reporter, culprit, text, code == TIMEOUT))
 

@@ -1,9 +1,9 @@
 """`hvdlite-run doctor`: check whether a job will run here, and print remedies.
 
-This host, and which rank a script would be that somebody starts here without hvdlite-run. With -H, --hostfile or in an
+This host, and which rank a script would be that is started here without hvdlite-run. With -H, --hostfile or in an
 allocation every host of the job: agents are brought there as for a job, all at once, and asked (probe/host_probe.py)
-what they are like, whether they reach each other, and with --measure how fast. What the answers mean is said by
-findings.py. A host that cannot be reached is a finding, and the others are examined.
+what they are like, whether they reach each other, and with --measure how fast. findings.py evaluates the answers. A
+host that cannot be reached is a finding, and the others are examined.
 
 Exit code 0 if nothing would keep a job from running, else 1. --check-build with hosts asks the same way, and prints
 what each host has.

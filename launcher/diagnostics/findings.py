@@ -147,7 +147,7 @@ def _limits(host: str, facts: Mapping[str, Any], slots: int) -> list[Finding]:
 
 
 def of_rank(environ: Mapping[str, str]) -> list[Finding]:
-    """Which rank a script would be that somebody starts in this environment, without a launcher of ours."""
+    """Which rank a script would be that is started in this environment, without hvdlite-run."""
     script = "python train.py here"
     try:
         own, values = discovery.discover(environ), config.read(environ).values

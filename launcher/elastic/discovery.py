@@ -2,9 +2,9 @@
 
 The script prints `host:slots` or `host`, a line each, as Horovod's. It has a process group of its own and a time limit,
 and nothing here waits for it: its ends of the pipes are watched by one descriptor (an epoll), which the job's loop
-watches in its turn. An answer that cannot be believed (an exit code, no line with a host, no answer in time) changes
-nothing: the last good one stays. A line that is no host is left out, and the others count. The trouble is told once,
-with the last line that the script has written to stderr, and told again only when it has gone or become another.
+watches in its turn. An invalid answer (an exit code, no line with a host, no answer in time) changes nothing: the last
+good one stays. A line that is no host is left out, and the others count. An error is reported once, with the last line
+that the script has written to stderr, and again only after it has gone or changed.
 
 The launcher has threads by the time of most runs, so the script is started by posix_spawn: no Python runs between fork
 and exec. What the script leaves behind is killed with its group, and reaped, since orphans of the launcher become its
@@ -33,7 +33,7 @@ LIMIT_S = 30.0
 ANSWER_MAX = 1 << 20
 STEP_S = 0.05  # between looks at what no descriptor tells
 READ_BYTES = 65536
-WORDS_MAX = 300  # characters of what the script said last
+WORDS_MAX = 300  # characters of the script's last line
 
 
 class DiscoveryError(ValueError):
@@ -54,7 +54,7 @@ class DiscoveryScript:
         self._group = 0  # of the last run, until all of it has been reaped
         self._trouble = ""
         self.broken = False  # there is no such command
-        self.pid = 0  # of the script while it runs: for whoever reaps the children of this process
+        self.pid = 0  # of the script while it runs: for the code that reaps the children of this process
         self.latest: list[hosts.Host] = []
 
     def fileno(self) -> int:
@@ -77,7 +77,7 @@ class DiscoveryScript:
         return self._since + LIMIT_S if self._open else time.monotonic() + STEP_S
 
     def turn(self, now: float) -> tuple[bool, str]:
-        """(whether the offer is another now, what there is to tell)."""
+        """(whether the offer is another now, what there is to report)."""
         before, trouble = self.latest, ""
         if self.pid:
             trouble = self._look(now)
@@ -181,7 +181,7 @@ class DiscoveryScript:
         return f"--host-discovery-script {self._command}: {what}{words}{kept if self.latest else ''} [HVD708]"
 
     def _kill(self) -> None:
-        """The script, if it runs still, and all of its group. Its number is nobody else's, as it is not reaped."""
+        """The script, if it runs still, and all of its group. Its number is not used again, as it is not reaped."""
         process.send(self.pid, signal.SIGKILL, group=True)
         for pipe in list(self._open):
             self._shut(pipe)
@@ -201,7 +201,7 @@ class DiscoveryScript:
 
 
 def _has_ended(pid: int) -> bool:
-    """It is not reaped yet; or somebody else was faster."""
+    """It is not reaped yet; or other code has reaped it."""
     try:
         return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
     except ChildProcessError:

@@ -7,8 +7,8 @@ training is over: no process is started any more, and those that have not joined
 that fails the job, once all have ended.
 
 process_start.py says where a process may be started now. SIGTERM and SIGUSR1 announce that the machine will be taken
-away: ranks are told to save at their next commit and to end with code 75, which is then the job's, or with 74 if no
-file has that commit.
+away: ranks get the order to save at their next commit and to end with code 75, which is then the job's, or with 74 if
+no file has that commit.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from ..job import Job
     from ..store.epochs import Tell
 
-STORE_MAX = 1024  # connections, where nobody has said how many ranks there may be
+STORE_MAX = 1024  # connections, where the number of ranks has no limit
 
 
 class ElasticDriver(StaticDriver):
@@ -48,13 +48,13 @@ class ElasticDriver(StaticDriver):
         self._late: tuple[str, int] | None = None  # the first loss for which no rank could go on, and its exit code
         self._quits = True  # all that have ended in this epoch have called sys.exit(0) within training
         self._codes: set[int] = set()  # of ranks that have ended well: 0, PREEMPTED, UNKEPT
-        self._first_end = ""  # of a rank, with 0; until it is told
+        self._first_end = ""  # of a rank, with 0; until it is reported
         self._heard: list[int] = []  # signals that announce the end; of SIGTERM the second one is passed on
         self._end_by: float | None = None  # when ranks that are preempted are no longer waited for
         self._gone: dict[int, str] = {}  # what texts call those that have ended
         job.ending.named = self._who
 
-    # The store and its book of members.
+    # The store and its membership.
 
     def open_store(self, number: int) -> StoreServer:
         """The store of this job's number."""
@@ -99,10 +99,10 @@ class ElasticDriver(StaticDriver):
     def _cannot(self, text: str) -> None:
         if self._goes_on():
             self._job.fail(text, 1)
-            self._job.ending.aborted(time.monotonic(), Abort(0, 0, text))  # whoever is left gets its time to end
+            self._job.ending.aborted(time.monotonic(), Abort(0, 0, text))  # the others get their time to end
 
     def aborted(self, reporter: int, culprit: int, code: int, text: str) -> None:
-        """A rank has said why its epoch ends. One that keeps the others waiting is ended, as --collective-timeout has
+        """A rank reports why its epoch ends. One that keeps the others waiting is ended, as --collective-timeout has
         it; of one that blames itself the words are kept for its end."""
         who = self._members.who(culprit)
         self._job.tell(f"abort record of {self._members.who(reporter)}: {who}, code {code}: {text}")
@@ -183,7 +183,7 @@ class ElasticDriver(StaticDriver):
         job.store.rank_ended(rank, blamed(text, code))
 
     def _ended_late(self, rank: int, code: int, text: str) -> None:
-        """The job fails when all have ended: who saves a result now must not be cut off."""
+        """The job fails when all have ended: a rank that saves a result now must not be cut off."""
         text = blamed(elastic_messages.late(text), code)
         self._late = self._late or (text, 128 - code if code < 0 else code or UNKNOWN)
         self._job.ending.living.discard(rank)
@@ -206,12 +206,12 @@ class ElasticDriver(StaticDriver):
         self._job.ending.living.discard(rank)
         capacity.failed(name, now, new, unfit=new and rank not in starts.early)
         remedy = "" if self._finishing else capacity.remedy(name, now)
-        if not (new and self._finishing):  # which were told to end
+        if not (new and self._finishing):  # which have the order to end
             self._job.console.say(blamed(f"{text}{words if new else ''}; the others go on{remedy}", code))
         self._job.store.rank_ended(rank, blamed(text, code))
 
     def _let_go(self) -> None:
-        """Agents end once nobody is left and nobody will come."""
+        """Agents end once no process is left and none will come."""
         if self._job.ending.living or self._over:
             return
         if self._goes_on() and PREEMPTED in self._codes:
@@ -238,7 +238,7 @@ class ElasticDriver(StaticDriver):
 
     @property
     def preempted(self) -> bool:
-        """Whether the ranks were told to save and to end."""
+        """Whether the ranks have the order to save and to end."""
         return self._members.ends
 
     def signalled(self, number: int) -> bool:

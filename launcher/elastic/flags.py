@@ -4,7 +4,7 @@ Any of --min-np, --max-np and --host-discovery-script makes a job elastic. As wi
 not given, and without --max-np there are as many ranks as the hosts have slots for. Without -np a job begins with a
 rank for each slot, and goes on as long as there is one.
 
-The discovery script is asked once before anything is started, so that what is wrong with it is told at once; its hosts
+The discovery script is asked once before anything is started, so that an error of it is reported at once; its hosts
 become those of -H.
 """
 
@@ -42,7 +42,7 @@ _MORE = (
 
 
 def add_flags(add: Callable[..., argparse.Action]) -> None:
-    """Those of ranks that come and go, but for those of the table of options."""
+    """Those of elastic jobs, except those in the table of options."""
     add("--min-np", "--min-num-proc", dest="min_np", metavar="N", help="continue with N or more ranks if some are lost")
     add(
         "--max-np",
@@ -78,7 +78,7 @@ def of(
     asked: argparse.Namespace, environ: Mapping[str, str], values: Mapping[str, Any], pause: Pause = time.sleep
 ) -> Elastic | None:
     """None: the ranks stay. values: of options. pause: between answers of the script; it may raise. May set asked.hosts
-    and asked.np. Raises places.PlaceError."""
+    and asked.np. Raises PlaceError."""
     if not host_flags.come_and_go(asked):
         for name in _MORE:
             if getattr(asked, name) is not None:
@@ -115,7 +115,7 @@ def of(
 
 
 def placed(elastic: Elastic | None, where: host_flags.RankPlacement) -> Elastic | None:
-    """With the hosts that the command line has led to. Raises places.PlaceError."""
+    """With the hosts that the command line has led to. Raises PlaceError."""
     if elastic is None:
         return None
     terms, size = elastic.terms, len(where.slots)
@@ -149,7 +149,7 @@ def _again(
     values: Mapping[str, Any],
     pause: Pause,
 ) -> Plan:
-    """Of another attempt: the script is asked for the hosts of now. Raises places.PlaceError, and what pause raises."""
+    """Of another attempt: the script is asked for the hosts of now. Raises PlaceError, and what pause raises."""
     asked = argparse.Namespace(**vars(asked))
     elastic = of(asked, environ, values, pause)
     now = host_flags.of(asked, environ, options, values["start_timeout"])
@@ -184,21 +184,21 @@ def _refuse(asked: argparse.Namespace, servers: int) -> None:
 
 
 def _terms(asked: argparse.Namespace, environ: Mapping[str, str], values: Mapping[str, Any]) -> Terms:
-    """np is 0 where it is not known yet. Raises places.PlaceError."""
+    """np is 0 where it is not known yet. Raises PlaceError."""
     np = 0 if asked.np is None else host_flags.number("-np", asked.np, 1, "ranks")
     least = _number(asked, "min_np", 1, "ranks", np or 1)
     most = _number(asked, "max_np", 1, "ranks", None)
     assert least is not None
     _in_order(least, np or least, most, f"-np {np}" if np else f"--min-np {least}")
     resets = _number(asked, "reset_limit", 0, "changes", None)
-    # A rank may be as busy as a collective may wait for it, unless somebody has said how long.
+    # A rank may be as busy as a collective may wait for it, unless the user has set a limit.
     given = asked.rendezvous_timeout is not None or config.PREFIX + "RENDEZVOUS_TIMEOUT" in environ
     limit = values["rendezvous_timeout"] if given else max(values["rendezvous_timeout"], values["collective_timeout"])
     return Terms(least, most, np, values["elastic_timeout"], resets, limit)
 
 
 def _tolerated(text: str | None) -> frozenset[str]:
-    """Raises places.PlaceError."""
+    """Raises PlaceError."""
     found = frozenset(each.strip() for each in (text or "").split(",") if each.strip())
     for each in sorted(found - {EXCEPTION}):
         if not (each.isdecimal() and str(int(each)) == each and 1 <= int(each) <= 255):
@@ -216,7 +216,7 @@ def _in_order(least: int, np: int, most: int | None, named: str, remedy: str = "
 
 
 def _first_offer(script: DiscoveryScript, terms: Terms, wait: bool, pause: Pause) -> list[hosts.Host]:
-    """The first offer that has room for --min-np ranks, or the first if nobody waits. Raises places.PlaceError."""
+    """The first offer that has room for --min-np ranks, or the first if there is no wait. Raises PlaceError."""
     end, listed, trouble, shown = time.monotonic() + terms.timeout, list[hosts.Host](), "", ""
     try:
         listed = [] if wait else script.first()

@@ -1,7 +1,7 @@
 """Agents of hosts that join a running job, started in a thread beside the job's loop.
 
-A name that no server knows, a host that does not answer or refuses, takes its time and costs nobody anything: the loop
-hears of it when all is decided. What is wrong is told, and the policy decides when the host is tried again.
+A name that no server knows, a host that does not answer or refuses, takes its time and delays no rank: the loop hears
+of it when all is decided. Errors are reported, and the policy decides when the host is tried again.
 
 Sessions are started by posix_spawn there: a fork of a process with other threads must not run Python.
 """
@@ -93,7 +93,7 @@ class Arrivals:
         return decided
 
     def close(self) -> None:
-        """Nobody comes any more. What is on its way is ended; a name server is not waited for."""
+        """No host joins any more. What is on its way is ended; a name server is not waited for."""
         for _, stop in self._coming.values():
             stop.ask()
         for thread, _ in self._coming.values():
@@ -108,7 +108,7 @@ class Arrivals:
             arrival = Arrival(name, found[0][0], found[1])
         except StartError as error:
             arrival = Arrival(name, None, [], str(error))
-        except Exception as error:  # whatever it is: nobody else hears of it
+        except Exception as error:  # whatever it is: no other code sees it
             why = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
             arrival = Arrival(name, None, [], f"{name}: {why} [HVD715]")
         self._decided.put(arrival)

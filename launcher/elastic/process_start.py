@@ -2,7 +2,7 @@
 
 Hosts are those of the command line, or what the discovery script prints (discovery.py); capacity.py says which of them
 may get a process now, new_hosts.py brings agents from hosts that join. A process that is started after the first ones
-prepares beside them. It takes the place of one of the first only where that one has ended before the ranks have met.
+prepares beside them. It replaces one of the first only where that one has ended before the first rendezvous.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ class Starts:
                     each.order(do="release")
 
     def _start(self, name: str, link: AgentLink) -> None:
-        """One more process. It prepares beside the others, and takes a place for its own that it may get."""
+        """One more process. It prepares beside the others, with the rank that it may get."""
         job, number, slot = self._job, len(self.host_of), self.members.free_slot(name)
         self.host_of[number] = name
         self.early.add(number)

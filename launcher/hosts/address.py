@@ -69,7 +69,7 @@ def outward() -> str:
     else of any interface, bridges last; 127.0.0.1 if there is none."""
     others = [(os.path.exists(f"/sys/class/net/{name}/bridge"), ip) for name, ip in _interfaces()]
     found = sorted((bridge, ip) for bridge, ip in others if not ip.startswith("127."))
-    return source_towards("192.0.2.1") or (found[0][1] if found else "127.0.0.1")  # an address that is never met
+    return source_towards("192.0.2.1") or (found[0][1] if found else "127.0.0.1")  # an address that no host has
 
 
 def of_interfaces(wanted: Sequence[str]) -> str:

@@ -16,7 +16,7 @@ _LONG = re.compile(r"(?P<host>\S+)\s+slots\s*=\s*(?P<slots>[0-9]+)(?:\s+max[_-]s
 
 DIGITS_MAX = 12  # of a number that is read
 NAME_MAX, LABEL_MAX = 253, 63  # characters of a name, and between its dots (RFC 1035)
-SIZE_MAX = 1 << 16  # of ranks that are given places
+SIZE_MAX = 1 << 16  # ranks of a job
 
 
 class HostError(ValueError):
@@ -31,7 +31,7 @@ class Host(NamedTuple):
 
 
 class Slot(NamedTuple):
-    """One rank's place."""
+    """One rank assignment: the slot of a rank."""
 
     rank: int
     host: str
@@ -124,7 +124,7 @@ def merged(hosts: Sequence[Host], names: Sequence[str]) -> list[Host]:
 
 
 def of_servers(slots: Sequence[Slot], servers: int) -> list[str]:
-    """The host of each server of tables: those that have ranks, in turn. None where a rank is alone: it meets nobody,
+    """The host of each parameter server: those that have ranks, in turn. None where a rank is alone: it joins no rank,
     and starts its own."""
     names = list(dict.fromkeys(slot.host for slot in slots))
     return [names[number % len(names)] for number in range(servers if len(slots) > 1 else 0)]

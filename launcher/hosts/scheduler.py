@@ -39,7 +39,7 @@ class Allocation(NamedTuple):
 
     @property
     def slots(self) -> int:
-        """Ranks that have a place."""
+        """Ranks that have a slot."""
         return sum(host.slots for host in self.hosts)
 
 

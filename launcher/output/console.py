@@ -37,7 +37,7 @@ STREAMS = {1: b"stdout", 2: b"stderr"}  # by descriptor, which is the kind of th
 
 
 class Console:
-    """Output of a job of `size` ranks, and of its servers of tables, whose numbers follow. `wake` is called from the
+    """Output of a job of `size` ranks, and of its parameter servers, whose numbers follow. `wake` is called from the
     writing thread when there is room again. hosts: of all of them."""
 
     def __init__(
@@ -106,7 +106,7 @@ class Console:
 
     @property
     def broken(self) -> bool:
-        """Nobody reads stdout any more."""
+        """Stdout has no reader any more."""
         return self._writers[1].broken
 
     def take(self, rank: int, stream: int, chunk: bytes) -> None:
@@ -142,7 +142,7 @@ class Console:
         return min((due for due in dues if due is not None), default=None)
 
     def tick(self, now: float) -> None:
-        """Shows what has waited long enough: unfinished lines, and those that others might have said, too."""
+        """Shows what has waited long enough: unfinished lines, and those that other ranks might have printed, too."""
         if self._whole is not None:
             self._print(self._whole.tick(time.time()))
         for (rank, stream), lines in self._lines.items():
@@ -292,7 +292,7 @@ class _Writer:
         while rest and descriptor not in self._dead:
             try:
                 rest = rest[os.write(descriptor, rest) :]
-            except BlockingIOError:  # somebody made our stdout non-blocking
+            except BlockingIOError:  # another process made our stdout non-blocking
                 select.select([], [descriptor], [])
             except OSError as error:
                 self._dead.add(descriptor)

@@ -35,7 +35,7 @@ def add_flags(add: Callable[..., argparse.Action]) -> None:
 def shown(
     asked: argparse.Namespace, folder: str | None, options: Mapping[str, str]
 ) -> Iterator[tuple[str | None, Mapping[str, str]]]:
-    """While the block runs: the page's address, None where nobody asked; and the options, with what makes ranks write.
+    """While the block runs: the page's address, None if not asked for; and the options, with what makes ranks write.
 
     folder: that of --trace-dir, if there is one. Raises DashboardError.
     """
@@ -48,7 +48,7 @@ def shown(
     import shutil  # late: most jobs have no page, and every job has a start
     import tempfile
 
-    folder = None if folder in ("off", "0") else folder  # no records are wanted; the page still needs a place
+    folder = None if folder in ("off", "0") else folder  # no records are wanted; the page still needs a folder
     own = None if folder else tempfile.mkdtemp(prefix="hvdlite-dashboard-")
     read = os.path.abspath(folder or own or "")
     try:

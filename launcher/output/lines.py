@@ -3,12 +3,13 @@
 `Lines` cuts one stream into pieces: whole lines, parts that a carriage return ends (a progress bar), and an unfinished
 line that has waited `UNFINISHED_S` (a prompt) or is longer than `LINE_MAX`. `Screen` puts the pieces of all streams
 onto one terminal or file: each line under its prefix, never two lines mixed. An unfinished line belongs to its stream
-until somebody else writes; then it is ended by a newline and goes on, under its prefix, on a line of its own. A piece
-that starts over (after a carriage return) rewrites the line in place as long as the stream still owns it, so a bar
-stays one line while the others are silent. `Tail` keeps the last lines of a stream for the report at the end.
+until another one writes; then it is ended by a newline and goes on, under its prefix, on a line of its own. A piece
+that starts over (after a carriage return) rewrites the line as long as the stream still owns it, so a bar stays one
+line while the others are silent. `Tail` keeps the last lines of a stream for the report at the end.
 
 In a file or pipe every redrawn state would stay. There (`Lines(False)`) a line that is redrawn is written once, with
-its last state, when it ends. While it goes on, a state is written as a line every `REDRAWN_S`: a log shows life.
+its last state, when it ends. While it goes on, a state is written as a line every `REDRAWN_S`: a log shows that the
+rank runs.
 
 Cost: whole lines without carriage returns, the usual case, pass in blocks at the cost of one bytes.replace.
 """
@@ -152,7 +153,7 @@ class Screen:
     def __init__(self) -> None:
         self._owner: object = None  # whose unfinished line is at the cursor
         self.written = 0  # lines
-        self.recent: deque[object] = deque(maxlen=RECENT_LINES)  # who wrote the last of them
+        self.recent: deque[object] = deque(maxlen=RECENT_LINES)  # the writers of the last of them
 
     def render(self, key: object, prefix: bytes, pieces: list[Piece]) -> bytes:
         """The bytes to write for the pieces of the stream `key`."""
@@ -166,7 +167,7 @@ class Screen:
             if owned:
                 out.append(b"\r" + prefix if piece.over else b"")
             elif piece.continues and not piece.text:
-                continue  # somebody else's line has ended ours already
+                continue  # the line of another stream has ended this one already
             else:
                 out.append(self._cleared() + prefix)
                 self._count(key, 1)

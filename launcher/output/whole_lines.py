@@ -1,9 +1,9 @@
 """Output of whole lines, for `--fold-output` and `--output-json`. Pure: times are given.
 
-A line of one rank is a line, or a JSON object. Folded, lines that several ranks say alike become one, under the numbers
-of all of them: `[0-3]<stdout>:epoch 1`. A line waits for the others to say it too, at most `FOLD_S`, and lines come out
-in the order in which they were first said; no rank's lines ever change places. What an unfinished line says is shown
-when it is finished, of one that was written over (a progress bar) only what stood there at the end.
+A line of one rank is a line, or a JSON object. Folded, lines that several ranks print alike become one, under the
+numbers of all of them: `[0-3]<stdout>:epoch 1`. A line waits for the others to print it too, at most `FOLD_S`, and
+lines come out in the order in which they were first printed; the lines of a rank keep their order. An unfinished line
+is shown when it is finished, of one that was written over (a progress bar) only what stood there at the end.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ FOLD_S = 0.25
 
 
 class _Row:
-    """A line that some ranks have said."""
+    """A line that some ranks have printed."""
 
     def __init__(self, number: int, stream: int, text: bytes, since: float, server: int | None) -> None:
         self.number, self.stream, self.text, self.since, self.server = number, stream, text, since, server
@@ -27,8 +27,8 @@ class _Row:
 
 
 class WholeLines:
-    """The output of these ranks; hosts: where they run, if that is to be told. servers: the numbers of servers of
-    tables, whose lines are never folded. Results are (stream, bytes) to write."""
+    """The output of these ranks; hosts: where they run, if that is to be shown. servers: the numbers of parameter
+    servers, whose lines are never folded. Results are (stream, bytes) to write."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class WholeLines:
         self._living = set(ranks)
         self._rows: list[_Row] = []  # in the order of `number`
         self._open: dict[tuple[int, bytes, int | None], list[_Row]] = {}  # the same, by what they say
-        self._joined: dict[int, int] = {}  # number of the row that a rank has said last
+        self._joined: dict[int, int] = {}  # number of the row that a rank has printed last
         self._next = 0
 
     def admit(self, rank: int, host: str) -> None:
@@ -66,7 +66,7 @@ class WholeLines:
         return self.tick(now)
 
     def finish(self, rank: int, now: float) -> list[tuple[int, bytes]]:
-        """A rank has ended: nobody waits for it any more."""
+        """A rank has ended: no line waits for it any more."""
         for stream in self._streams:
             rest = self._held.pop((rank, stream), b"")
             if rest:

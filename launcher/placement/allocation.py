@@ -2,7 +2,7 @@
 
 One rank for each slot of the allocation, or as many as -np or --nproc-per-node says. On Slurm the agents come by srun
 (starters/slurm.py), elsewhere by the scheduler's own agent (starters/rsh.py) or ssh. Where the allocation is this host
-alone, nobody has to be asked: the ranks start as on any host, and there -np may be more than the slots, which count
+alone, no other agent is needed: the ranks start as on any host, and there -np may be more than the slots, which count
 what the user has asked for and not what fits.
 """
 
@@ -28,7 +28,7 @@ from .host_flags import (
 
 
 def placement(asked: argparse.Namespace, environ: Mapping[str, str], timeout: float) -> RankPlacement | None:
-    """The places of this allocation; None outside of any. Raises PlaceError or HostError."""
+    """The placement in this allocation; None outside of any. Raises PlaceError or HostError."""
     found = scheduler.allocation(environ, hosts.read)
     if found is None:
         return None

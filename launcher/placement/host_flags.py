@@ -4,7 +4,7 @@ Three ways: ranks on this host only (names and addresses of it included), hosts 
 --hostfile), and hosts on which the same command is given (--nnodes, with torchrun's spellings; starters/rendezvous.py).
 Names of this host are one host, whatever they are; what the resolver does not know, ssh may.
 
-What cannot be is refused here, before anything is started or anybody is asked.
+What cannot be is refused here, before anything is started or any host is asked.
 """
 
 from __future__ import annotations

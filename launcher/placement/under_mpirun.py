@@ -1,10 +1,10 @@
 """Placement of `hvdlite-run --mpi`: one mpirun starts an agent for each rank.
 
-What is said to which MPI is in starters/mpirun.py, purely. Here is what touches the machine: the programs on PATH,
+The command line for each MPI is in starters/mpirun.py, purely. Here is what touches the machine: the programs on PATH,
 their version, the interfaces of this host, and the agents (starters/mpi_agent.py) as they report. From then on it is a
-job as any other, with the same output, signals and exit code, but that the ranks meet over their MPI: they find in
-their environment no place that another launcher has told (HVDLITE_RANK), and no store. An mpirun that ends the ranks
-(MPI_Abort) is heard, too.
+job as any other, with the same output, signals and exit code, but that the rendezvous of ranks is over MPI: their
+environment has no rank assignment (HVDLITE_RANK) and no store. An mpirun that ends the ranks (MPI_Abort) is noticed,
+too.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from .host_flags import JOB_RANKS_MAX, PlaceError, RankPlacement, assign, number
 
 VERSION_S = 20.0
 PATIENCE_S = 6.0  # for an mpirun to clean up on its hosts
-_ANYWHERE = "192.0.2.1"  # an address that is nobody's: the route to it is the way out
+_ANYWHERE = "192.0.2.1"  # an address that no host has: the route to it is the way out
 _ELSEWHERE = {"-H", "-host", "--host", "-hosts", "-hostfile", "--hostfile", "-machinefile", "--machinefile", "-f"}
 _BRIDGE = re.compile(r"docker|br-|virbr|cni|podman|lxcbr|lxdbr")  # the same address on every host
 
@@ -52,7 +52,7 @@ class UnderMpiError(Exception):
 
 
 class Carrier:
-    """A Starter: one mpirun, which brings an agent to each rank's place."""
+    """A Starter: one mpirun, which starts an agent for each rank, on its host."""
 
     def __init__(self, title: str, words: list[str]) -> None:
         self._title, self._words = title, words
@@ -70,7 +70,7 @@ class Carrier:
         return False
 
     def remedy(self, host: str, code: int, text: str) -> str:
-        """What it said itself: that is many lines with most MPIs, and the first are not always those that matter."""
+        """What it printed itself: that is many lines with most MPIs, and the first are not always those that matter."""
         return f"{self._title} {exit_text(code)} before all ranks were there" + (f"; it said:\n{text}" if text else "")
 
 
@@ -168,7 +168,7 @@ def _gather(
     where: _Where,
     timeout: float,
 ) -> RemoteHosts:
-    """What the Plan calls. Raises starting.StartError."""
+    """What the Plan calls. Raises starter.StartError."""
     secret, size = os.urandom(32), len(job.slots)
     try:
         open_files.allow(2 * size, "the launcher", f"for the agents of {size} ranks")
@@ -210,7 +210,7 @@ def _reasons(size: int, trouble: Mapping[int, tuple[str, int]]) -> str:
 
 
 def _slots(names: Mapping[int, str]) -> list[hosts.Slot]:
-    """The places of ranks, wherever the MPI has put them, by the names of their hosts."""
+    """The slots of ranks, wherever the MPI has put them, by the names of their hosts."""
     order = list(dict.fromkeys(names[rank] for rank in sorted(names)))
     by_host = [[rank for rank in sorted(names) if names[rank] == host] for host in order]
     slots = []
@@ -319,7 +319,7 @@ def _environment(
     """What the ranks start with."""
     given = {**environ, **options, "PYTHONUNBUFFERED": "1"}
     for name in torch_environment.RANK_VARIABLES:
-        given.pop(name, None)  # a place in another launcher's job; that MPI tells the ranks theirs
+        given.pop(name, None)  # the assignment in another launcher's job; that MPI sets its own
     for option in config.OPTIONS:
         if option.scope == "rank":
             given.pop(option.variable, None)

@@ -1,6 +1,6 @@
 """`--check-build`: what hvdlite can use of this machine, versions and paths, and what is missing and why.
 
-Nothing of a framework is imported: the version comes from the package's metadata, the place from the import system's
+Nothing of a framework is imported: the version comes from the package's metadata, the path from the import system's
 search. A shared library is opened in a process of its own under a deadline, because opening one runs its code: it may
 be slow, crash, or need what this machine does not have, and then the loader's own words are the reason that is shown.
 Libraries are looked for in this environment's folders and wheels first, then where the system's loader looks.

@@ -1,7 +1,7 @@
 """Start of all agents of a Plan: a port for registration, the starter's command, and the wait for all hosts.
 
 The address is that of this host on the route to the others, or on an interface that the user has named; the port is
-whatever is free, and is not listened at any longer than until all hosts have reported. What goes to a host over stdin
+whatever is free, and is not listened at any longer than until all hosts have registered. What goes to a host over stdin
 is made here, so that nothing of it need stand anywhere else. The doctor takes the same way, without a job.
 """
 
@@ -32,7 +32,7 @@ class Gather:
         self.starter, self.interfaces, self.timeout, self.also = starter, interfaces, timeout, also
 
     def listen(self, names: Sequence[str], secret: bytes) -> Registration:
-        """Where these hosts are to report. Raises StartError."""
+        """Opens the port at which these hosts register. Raises StartError."""
         try:
             return Registration(secret, self.mine(names))
         except (address.AddressError, OSError) as error:
@@ -61,7 +61,7 @@ class Gather:
         start: Callable[..., int],
     ) -> tuple[list[AgentLink], list[Running], str]:
         """The agents of these hosts (number, name), the sessions that lead there, and the address of this host to which
-        they have come. start: as starting.Start. Raises StartError."""
+        they have connected. start: as starter.Start. Raises StartError."""
         registration = self.listen([name for _, name in hosts], secret)
         environ = rank_environment.inherited(rank_environment.forwarded(plan.environ), plan.options, plan.slots)
         environ.update(self.also)
@@ -80,7 +80,7 @@ class Gather:
 def order(
     registration: Registration, secret: bytes, timeout: float, silence: float, environ: Mapping[str, str]
 ) -> dict[str, Any]:
-    """What every host is told over stdin, but what it is to do (remote_agent.py)."""
+    """What every host gets over stdin, without its ranks (remote_agent.py)."""
     return {
         "secret": secret.hex(),
         "address": registration.address,

@@ -1,22 +1,21 @@
 """Agent of one rank, started by the mpirun of `hvdlite-run --mpi` in the rank's place.
 
 The mpirun carries ranks to their hosts and tells them of their MPI; an agent between it and the rank does what agents
-do elsewhere: it brings the rank's output to the launcher in whole, says how the rank ended, and leaves nothing behind.
-The rank inherits from it what an MPI gives its processes, variables and descriptors alike, and is to that MPI the same
-process: an MPI watches connections and the ends of what it has started, and that is here until the launcher lets all
-agents go at once. So no MPI has a reason to end ranks while others have their time to fail.
+do elsewhere: it brings the rank's output to the launcher in whole, reports how the rank ended, and leaves nothing
+behind. The rank inherits from it what an MPI gives its processes, variables and descriptors alike, and is to that MPI
+the same process: an MPI watches connections and the ends of what it has started, and that is here until the launcher
+lets all agents go at once. So no MPI has a reason to end ranks while others have their time to fail.
 
-Ranks that meet over MPI do not know the launcher's store. Why one fails they say to their agent, over a pair of sockets
-(hvdlite/mpi/launcher_agent.py), in the frames that they would send to the store; the agent passes that on, and before
-it tells of the rank's end.
+Ranks with a rendezvous over MPI do not know the launcher's store. They report a failure to their agent, over a pair of
+sockets (hvdlite/mpi/launcher_agent.py), in the frames that they would send to the store; the agent passes that on
+before it reports the rank's end.
 
 What it has started is a process of its own, the carrier, above the agent and its guard (agent/guard.py): an MPI_Abort
-kills that (mpi4py calls it for an exception that nobody catches), and nothing else. The agent goes on as long as the
-launcher is there, which hears the rank's last words and its exit code, and decides when the ranks end
-(starter_sessions.py).
+kills that (mpi4py calls it for an uncaught exception), and nothing else. The agent goes on as long as the launcher is
+there, which hears the rank's last words and its exit code, and decides when the ranks end (starter_sessions.py).
 
 The order comes in a variable, since an mpirun passes stdin on to one rank at most, and values of variables are in no
-argument list. Ranks do not inherit it: they meet over MPI, and need no secret of the launcher's.
+argument list. Ranks do not inherit it: their rendezvous is over MPI, and needs no secret of the launcher.
 """
 
 from __future__ import annotations
@@ -73,7 +72,7 @@ class _Carried(Agent):
         self._selector.register(self._near, selectors.EVENT_READ, self._hear)
 
     def _hear(self) -> None:
-        """What the rank says of the end of the job."""
+        """What the rank reports of the end of the job."""
         try:
             while self._near.fileno() >= 0:
                 for kind, body in self._rank_reader.feed(self._near.recv(READ_BYTES)):
@@ -88,7 +87,7 @@ class _Carried(Agent):
                         self._tell({"what": "aborted", "record": [self._numbers[culprit] if known else -1, code, text]})
         except BlockingIOError:
             pass
-        except (OSError, ValueError, TypeError, RecursionError):  # whoever that was, it is no rank
+        except (OSError, ValueError, TypeError, RecursionError):  # the writer is no rank
             self._selector.unregister(self._near)
             self._near.close()
 
@@ -106,7 +105,7 @@ class _Carried(Agent):
 
 
 def main(given: dict[str, Any]) -> int:
-    """The life of what an mpirun has started. Returns its exit code."""
+    """What an mpirun has started, from start to end. Returns its exit code."""
     ends, here = os.pipe()  # with the carrier
     process.become_subreaper()
     pid = os.fork()

@@ -1,11 +1,11 @@
 """Command lines of mpirun, by the MPI that it belongs to. Pure.
 
-`hvdlite-run --mpi` is for those who must go through an MPI's own launcher, or have its options in their fingers. That
-launcher brings an agent to the place of each rank (mpi_agent.py), which starts it; the ranks meet over MPI
-(hvdlite/mpi). Three families speak three dialects:
+`hvdlite-run --mpi` is for users who must start jobs by an MPI's own launcher, or know its options. That launcher starts
+an agent for each rank (mpi_agent.py), which starts the rank; the rendezvous is over MPI (hvdlite/mpi). Three families
+differ in their options:
 
     Open MPI            4 and 5 differ in what shared memory is called
-    MPICH, hydra        and whoever is built on it (MVAPICH, Cray's in this respect)
+    MPICH, hydra        and MPIs built on it (MVAPICH, Cray's in this respect)
     Intel MPI           hydra, too, but pins ranks by itself, and well
 
 Inside of a Slurm allocation an mpirun finds the hosts by itself and starts its daemons by srun, so it is given none.
@@ -54,7 +54,7 @@ class Wanted(NamedTuple):
 
 
 class MpiError(ValueError):
-    """What is asked for cannot be said to this MPI; the text says why."""
+    """This MPI has no option for what is asked for; the text says why."""
 
 
 def add_flags(add: Callable[..., argparse.Action]) -> None:
@@ -66,7 +66,7 @@ def add_flags(add: Callable[..., argparse.Action]) -> None:
 
 
 def kind_of(output: str) -> Kind | None:
-    """Which MPI says this for --version; None: none that is known."""
+    """The MPI that prints this for --version; None: an unknown one."""
     number = re.search(r"(?:\(\S+ ?MPI\)|OpenRTE\)|Version:?|Open MPI v?)\s*(\d+)\.", output, re.IGNORECASE)
     major = int(number[1]) if number else 0
     if re.search(r"Open ?MPI|OpenRTE|PRTE|PRRTE|Spectrum MPI", output, re.IGNORECASE):
@@ -90,7 +90,7 @@ def line(kind: Kind, program: str, wanted: Wanted, names: Sequence[str]) -> list
 
 
 def variables(kind: Kind, wanted: Wanted) -> dict[str, str]:
-    """What this MPI is told by its environment."""
+    """The variables that configure this MPI."""
     environ = {"NCCL_IB_DISABLE": "1"} if wanted.tcp else {}
     if kind.family != OPEN_MPI:
         if wanted.tcp:
@@ -117,7 +117,7 @@ def joined(words: Sequence[str]) -> list[str]:
 def _open_mpi(
     kind: Kind, wanted: Wanted, own: Sequence[str], binding: Sequence[str] | None, names: Sequence[str]
 ) -> list[str]:
-    """The words of Open MPI. What the user says of a parameter himself is not said twice."""
+    """The words of Open MPI. A parameter that the user sets is not set twice."""
     five = kind.major >= 5
     words = ["--allow-run-as-root"] if wanted.root else []
     words += ["-np", str(wanted.size)]

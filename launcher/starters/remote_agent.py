@@ -4,8 +4,8 @@ Whatever starts it (ssh, srun) runs `BOOT` (starter.py), which reads one line of
 launcher's address, the command with its folder and environment. So nothing of it stands in an argument list or a file.
 Stdin stays open; its end means that the launcher is gone, as does the end of the control stream.
 
-What is wrong with this host (no such folder, no such command, another version) is said in HELLO before any rank is
-started anywhere, so that the launcher can tell of all hosts at once.
+What is wrong with this host (no such folder, no such command, another version) is in HELLO before any rank is started
+anywhere, so that the launcher can report all hosts at once.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from ..control.ending import LOST
 
 
 def main(given: dict[str, Any]) -> int:
-    """The life of an agent that ssh or srun has started. Returns its exit code."""
+    """An agent that ssh or srun has started, from start to end. Returns its exit code."""
     hangup = os.dup(0)
     null = os.open(os.devnull, os.O_RDWR)
     for standard in (0, 1):
@@ -60,7 +60,7 @@ def serve(
     kind: type[Agent] = Agent,
 ) -> tuple[int, bool]:
     """Reports and is the agent until the job is over; the exit code, and whether the job is to be tried again. Raises
-    muster.ReportError.
+    registration.ReportError.
 
     given: secret, address, timeout, silence, host, command, cwd and environ; without a command this host is only
     examined (diagnostics/doctor.py). hangup: that of agent/guard.py. stays: see Agent. slots: for ranks here, where the

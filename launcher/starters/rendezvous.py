@@ -2,13 +2,13 @@
 
     HVDLITE_SECRET_KEY=... hvdlite-run --nnodes 2 --node-rank 0 --nproc-per-node 4 --rdzv-endpoint a:29400 python t.py
 
-Node 0, the host of that address, is the launcher of the job: it waits for the others, gives ranks to all in the order
-of their numbers, shows everybody's output, and gives everybody the exit code. On the other hosts the launcher is the
-agent of its own host, with the environment and the flags that it was started with. A signal to any of them ends the
-job as if node 0 had got it.
+Node 0, the host of that address, is the launcher of the job: it waits for the others, assigns ranks to all in the order
+of their numbers, shows the output of all, and gives all the exit code. On the other hosts the launcher is the agent of
+its own host, with the environment and the flags that it was started with. A signal to any of them ends the job as if
+node 0 had got it.
 
-All must know a secret beforehand, since nobody brings it: HVDLITE_SECRET_KEY. Who listens on the network without one
-runs code for strangers.
+All must know a secret beforehand, since no starter carries it: HVDLITE_SECRET_KEY. A launcher that listens on the
+network without one runs code for strangers.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from . import remote_agent, starter
 
 
 class Rendezvous(NamedTuple):
-    """Where `nodes` hosts meet; `slots` ranks run on this one. node: its number; None: given when it reports."""
+    """Where `nodes` hosts register; `slots` ranks run on this one. node: its number; None: assigned then."""
 
     ip: str
     port: int
@@ -104,7 +104,7 @@ def machine(environ: Mapping[str, str]) -> str:
 
 
 def _apart(machines: Mapping[str, str]) -> dict[str, dict[str, str]]:
-    """Nodes on one machine, as one tries them out, are hosts to each other: what their ranks must be told for that."""
+    """Nodes on one machine, as one tries them out, are hosts to each other: the variables of their ranks for that."""
     shared = [each for each, count in Counter(machines.values()).items() if count > 1]
     return {name: {"HVDLITE_HOST_ID": f"{each} {name}"} for name, each in machines.items() if each in shared}
 
@@ -116,7 +116,7 @@ def join(
     options: Mapping[str, str],
     as_horovod: bool,
 ) -> int:
-    """The life of the launcher on any other host than node 0's: the exit code."""
+    """The launcher on any other host than node 0's, from start to end: the exit code."""
     base = rank_environment.inherited(environ, options, hosts.assign([hosts.Host("", rdzv.slots)], rdzv.slots))
     if as_horovod:
         rank_environment.put_horovod_in_front(base)

@@ -38,7 +38,7 @@ class Rsh:
         return False
 
     def remedy(self, host: str, code: int, text: str) -> str:
-        """What the user can do, and what the agent said."""
+        """What the user can do, and the agent's last line."""
         name, last = self._agent[0], text.splitlines()[-1].strip() if text else "nothing"
         if code == 255 and not text:
             return f"{name} passes no stdin on, which hvdlite-run needs: use hvdlite-run --mpi"

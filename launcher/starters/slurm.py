@@ -77,7 +77,7 @@ class Srun:
         return False
 
     def remedy(self, host: str, code: int, text: str) -> str:
-        """What the user can do, and what srun said."""
+        """What the user can do, and srun's last line."""
         last = text.splitlines()[-1].strip() if text else "nothing"
         for pattern, advice in _REMEDIES:
             if re.search(pattern, text):

@@ -36,11 +36,11 @@ _REMEDIES = (
 
 
 class Ssh:
-    """A Starter. `options` go to ssh as they are, and win over what is said here."""
+    """A Starter. `options` go to ssh as they are, and override those given here."""
 
     def __init__(self, port: int | None = None, identity: str | None = None, options: Sequence[str] = ()) -> None:
         self._words = ["ssh", "-T", *(word for option in options for word in shlex.split(option))]
-        self._words += ["-o", "BatchMode=yes", "-o", f"ConnectTimeout={CONNECT_S}"]  # to ssh, what is said first counts
+        self._words += ["-o", "BatchMode=yes", "-o", f"ConnectTimeout={CONNECT_S}"]  # ssh takes the first value
         self._words += ["-o", "StrictHostKeyChecking=accept-new", "-o", "ControlMaster=no"]
         self._words += ["-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=2", "-o", "LogLevel=ERROR"]
         self._words += ["-p", str(port)] if port is not None else []
@@ -69,7 +69,7 @@ class Ssh:
         return code == 255 and _LOST.search(text) is not None
 
     def remedy(self, host: str, code: int, text: str) -> str:
-        """What the user can do, and what ssh said."""
+        """What the user can do, and ssh's last line."""
         last = text.splitlines()[-1].strip() if text else ""
         for pattern, advice in _REMEDIES:
             if re.search(pattern, text, re.IGNORECASE):

@@ -1,12 +1,12 @@
 """Starter: processes (ssh, srun) start agents on other hosts; wait until all have registered.
 
-A starter says which processes there are to be (`sessions`), whether a failed one is worth another attempt, and what a
-user should do about it. Here they are started, at most `AT_ONCE` that have not reported; each gets the job over stdin
-(one line of JSON, see remote_agent.py), and stdin stays open as long as the job lives. What a session says is kept, for
-the diagnosis of one that ends too early and as news of the host later.
+A starter lists the processes to start (`sessions`), whether a failed one is worth another attempt, and what a user
+should do about it. Here they are started, at most `AT_ONCE` that have not registered; each gets the job over stdin (one
+line of JSON, see remote_agent.py), and stdin stays open as long as the job runs. The output of a session is kept, for
+the diagnosis of one that ends too early and as a report of the host later.
 
-Nothing is started anywhere unless all hosts report that they are well; if not, the troubles of all of them are told at
-once. Everything here is one loop over descriptors, which signals to the launcher end.
+Nothing is started anywhere unless all hosts report that they are well; if not, the errors of all of them are reported
+at once. Everything here is one loop over descriptors, which signals to the launcher end.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Starter(Protocol):
         ...
 
     def remedy(self, host: str, code: int, text: str) -> str:
-        """One line: what is wrong with a host, and what to do. `text` is what the session said."""
+        """One line: what is wrong with a host, and what to do. `text` is the output of the session."""
         ...
 
 
@@ -119,7 +119,7 @@ class Running:
             self.unsent = b""
 
     def listen(self) -> bytes | None:
-        """What it has said since; None at its end."""
+        """Its output since; None at its end."""
         if self.output < 0:
             return None
         try:
@@ -139,19 +139,19 @@ class Running:
         pid, self.pid = self.pid, 0
         limit = time.monotonic() + self.session.patience
         while _over(pid) is False and time.monotonic() < limit:
-            self.listen()  # nobody waits for a reader
+            self.listen()  # no reader is waited for
             time.sleep(0.005)
         if self.output >= 0:
             os.close(self.output)
             self.output = -1
         if _over(pid) is None:
             return 0
-        process.send(pid, signal.SIGKILL, group=whole)  # a zombie still: the number is nobody else's
+        process.send(pid, signal.SIGKILL, group=whole)  # a zombie still: the number is not used again
         return process.exit_code(os.waitpid(pid, 0)[1])
 
 
 def _over(pid: int) -> bool | None:
-    """Has this child ended? It is not reaped. None: there is no such child, or somebody else has reaped it."""
+    """Has this child ended? It is not reaped. None: there is no such child, or other code has reaped it."""
     try:
         return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None if pid else None
     except ChildProcessError:
@@ -276,7 +276,7 @@ class Start:
                 print(f"hvdlite-run: {text}", file=sys.stderr, flush=True)
 
     def _words_of(self, number: int) -> tuple[str, str]:
-        """The title of the session that leads to this host, and what it said last."""
+        """The title of the session that leads to this host, and its last line."""
         for each in self.running:
             if number in each.session.hosts:
                 text = each.text.strip().decode(errors="replace")

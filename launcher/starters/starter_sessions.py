@@ -1,9 +1,9 @@
 """Sessions (ssh, srun, an MPI's launcher) behind the agents: their output, and what their end means.
 
-What they say is shown: it is never good. The end of one means that its hosts are lost, or, where it has started the
+Their output is shown: it is never good. The end of one means that its hosts are lost, or, where it has started the
 agents of many hosts and they are there still, that it has ended the ranks.
 
-An ssh or srun that is heard here was started for one job and ends with it; see starter.py for how it came.
+An ssh or srun whose output is read here was started for one job and ends with it; see starter.py for how it came.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Sessions:
         return None if self._over is None else self._over[0]
 
     def look(self, now: float) -> None:
-        """Ends the ranks that an MPI's launcher has given up, unless one of them has said why. Their exit codes say
+        """Ends the ranks that an MPI's launcher has given up, unless one has reported an error. Their exit codes say
         less: that of MPICH is 15 after an MPI_Abort with any code."""
         if self._over is None or (now < self._over[0] and self._job.ending.living):
             return

@@ -1,9 +1,9 @@
 """Connection of the store: its authenticated peer, and what waits for it.
 
-A stranger has proved nothing. A guest has a session, and is about to say what it is: a rank (JOIN), a server of tables
-(SERVE), or one that watches for news (WATCH). Only a rank says more.
+A stranger has proved nothing. A guest has a session, and its first frame tells what it is: a rank (JOIN), a parameter
+server (SERVE), or a watcher of membership (WATCH). Only a rank sends more.
 
-A frame that says so is small, and no larger one is read before.
+That frame is small, and no larger one is read before.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import socket
 
 from hvdlite.security import framing, handshake
 
-FIRST_MAX = 4096  # of a frame that says who it is
+FIRST_MAX = 4096  # of the first frame of a connection
 
 
 class Connection:
@@ -29,10 +29,10 @@ class Connection:
         self.closing = False  # close once everything is sent
         self.open = True
         self.rank: int | None = None
-        self.listens = False  # watches or serves: it is told of ranks and servers, and says nothing more
+        self.listens = False  # watches or serves: it gets news of ranks and servers, and sends nothing more
 
     def end(self) -> str:
-        """What is to be said of a stream that ends here."""
+        """The text for a stream that ends here."""
         try:
             self.reader.end()
         except framing.WireError as error:

@@ -3,10 +3,10 @@
 This is epochs.Epoch, with members for ranks: it opens with all of them, and the first failure ends it for all. A
 connection that ends without a BYE waits `SILENCE_S`, since the launcher will mostly know a better text.
 
-Two ranks that live and cannot reach each other would meet again and fail again for ever. Who reported whom first is
-kept for two epochs; `cut` finds such a pair. What others report next, and all reports of an epoch of which a member has
-ended, say nothing: ranks that leave because of it look like lost ones to their neighbours.
-Messages go out through `tell`; time is what `clock` says.
+Two living ranks that cannot reach each other would join again and fail again for ever. The first report of a lost rank
+is kept for two epochs; `cut` finds such a pair. Later reports, and all reports of an epoch of which a member has ended,
+do not count: ranks that leave because of it look like lost ones to their neighbours. Messages go out through `tell`;
+time is what `clock` says.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ class Current:
     """The last epoch that has opened, or at first an empty one."""
 
     def __init__(self, job: int, tell: Tell, clock: Callable[[], float]) -> None:
-        self.members: dict[int, Member] = {}  # of the epoch, by rank; who has ended stays
+        self.members: dict[int, Member] = {}  # of the epoch, by rank; ended ones stay
         self.base = -1  # the commit that its rank 0 brought
         self._job, self._tell, self._clock = job, tell, clock
         self._epoch = Epoch(-1)
-        self._report: tuple[int, int] | None = None  # who has reported whom as lost, and so ended it
+        self._report: tuple[int, int] | None = None  # reporter and lost member of the report that ended it
         self._before: tuple[int, int] | None = None  # the same of the one before
 
     def open(self, number: int, chosen: list[Member]) -> None:
@@ -115,7 +115,7 @@ class Current:
         return times if epoch.deadline is None else [*times, epoch.deadline]
 
     def late(self, now: float) -> tuple[Member, str] | None:
-        """Acts on what is due. Who has kept the others waiting too long, and a text that says so."""
+        """Acts on what is due. The member that has kept the others waiting too long, and a text."""
         epoch = self._epoch
         for number, (due, text) in list(epoch.silent.items()):
             if due <= now:

@@ -1,7 +1,7 @@
 """Members of an elastic job and the order in which they get ranks, for elastic_membership.py.
 
 A member is one process that the launcher has started; its number is never used twice. It keeps its host and its slot
-for life, and a newcomer takes the lowest slot that is free.
+until it ends, and a newcomer takes the lowest slot that is free.
 
 Ranks: hosts in the order of their oldest member, on a host by slot. So ranks are the old ones again as soon as all
 slots are taken, and the local rank, which counts slots, leads a newcomer to the GPU that is free. But rank 0 is the
@@ -27,7 +27,7 @@ class Terms(NamedTuple):
 
 
 class Events(NamedTuple):
-    """What the launcher is told."""
+    """What the launcher gets to know."""
 
     opened: Callable[[int, list[int]], None]  # an epoch: its number, and its members by rank
     failed: Callable[[str], None]  # the job cannot go on
@@ -42,18 +42,18 @@ class Member:
     def __init__(self, number: int, host: str, slot: int) -> None:
         self.number, self.host, self.slot = number, host, slot
         self.pid = 0
-        self.commit = -1  # the number of its last commit, as its JOIN said; -1: it had no state
+        self.commit = -1  # the number of its last commit, as in its JOIN; -1: it had no state
         self.base = -1  # that of the last epoch's rank 0 at its beginning, or its own where that was higher
         self.rank = -1  # in the last epoch that it was in
         self.timeout = 30.0  # HVDLITE_START_TIMEOUT
         self.removed = ""  # why it is to go
-        self.dismissed = False  # that it is to go
+        self.dismissed = False  # it has the order to end
         self.killed = ""  # why it is being killed
         self.ended = ""  # how
         self.unfit = False  # it has left the last epoch because its state was of another form
         self.later = False  # it prepares beside the others, and joins where its training function begins
         self.returned: bool | None = False  # its training function has; None: that has raised
-        self.silent = False  # it has joined, and has said nothing of its end
+        self.silent = False  # it has joined, and has not reported its end
         self.started = 0  # the process that was started for it; it may be a wrapper of `pid`
 
     def who(self) -> str:
@@ -78,7 +78,7 @@ def ordered(waiting: Collection[Member]) -> list[Member]:
 
 
 def expected_rank(hosts: Sequence[str], host: str, slot: int, slots: int) -> str:
-    """What a newcomer takes for its place while it prepares: never rank 0 of 1. hosts: of all members, with it."""
+    """What a newcomer takes for its rank while it prepares: never rank 0 of 1. hosts: of all members, with it."""
     names, rank = list(dict.fromkeys(hosts)), max(1, len(hosts) - 1)
     return ",".join(map(str, (rank, rank + 1, slot, slots, names.index(host), len(names))))
 

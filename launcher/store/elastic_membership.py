@@ -1,18 +1,18 @@
 """Membership of an elastic job. A state machine without a socket or a process.
 
-An epoch is a list of members (elastic_members.py) that has been agreed on; the place in the list is the rank. A member
+An epoch is a list of members (elastic_members.py) that has been agreed on; the index in the list is the rank. A member
 that has joined again waits at the rendezvous for the next epoch. One rule opens it: no living member of the last epoch
 is elsewhere than at the rendezvous, and enough are there. So a death never opens an epoch before all survivors have
 seen it, a newcomer never before the others have come to a commit, and a death at the rendezvous only changes the list.
-Until an epoch opens nobody at the rendezvous knows of it; once it is open it is an epoch of epochs.py: the first
+Until an epoch opens no member at the rendezvous knows of it; once it is open it is an epoch of epochs.py: the first
 failure ends it for all, and its survivors come to the rendezvous again.
 
 A newcomer without state never leads an epoch where there was state: where all that had it are gone the job ends.
 Newcomers that are about to come are waited for, for a moment, so that training is interrupted once and not for each.
 
-Who does not come to the rendezvous in time (join_timeout.py) is killed. So is one of two living ranks whose link is
-cut: they would report each other as lost in each epoch, and nothing would go on. A member that is being killed is in no
-epoch any more, and nobody waits for its end.
+A member that does not come to the rendezvous in time (join_timeout.py) is killed. So is one of two living ranks whose
+link is cut: they would report each other as lost in each epoch, and nothing would go on. A member that is being killed
+is in no epoch any more, and its end is not waited for.
 
 What the launcher sees (an end) and what the store sees (a BYE, the end of a connection) come in any order, and the
 latter may come from a member that was forgotten: one that has ended and is not of the last epoch.
@@ -38,7 +38,7 @@ TOGETHER_S = 2.0  # from the first newcomer at the rendezvous
 
 
 class Membership:
-    """The book of an elastic job, with the methods of epochs.Epochs; `rank` is a member's number in all of them."""
+    """The state machine of an elastic job, with the methods of epochs.Epochs; `rank` is a member's number in them."""
 
     def __init__(
         self, terms: Terms, job: int, tell: Tell, events: Events, clock: Callable[[], float] = time.monotonic
@@ -55,8 +55,8 @@ class Membership:
         self._short_since: float | None = clock()  # too few are there
         self._join_timeout = JoinTimeout(terms, events.waits)
         self._held_until: float | None = None  # newcomers that come so soon come together
-        self._over = ""  # why nobody can join any more
-        self._state = False  # somebody has committed
+        self._over = ""  # why no member can join any more
+        self._state = False  # a member has committed
         self._finished, self._absent = False, ""  # a rank, with training; how one did before the first epoch
         self._begun = False  # training
         self.ends = False  # all are to save and to end
@@ -64,7 +64,7 @@ class Membership:
     # What the launcher tells and asks.
 
     def started(self, number: int, host: str, slot: int, later: bool = False) -> None:
-        """A process was started. later: it prepares beside the others, and nobody waits for it."""
+        """A process was started. later: it prepares beside the others, and is not waited for."""
         self._members[number] = Member(number, host, slot)
         self._members[number].later = later
         self._preparing.add(number)
@@ -88,7 +88,7 @@ class Membership:
             self._begun, member.returned = True, returned
 
     def end_of(self, number: int) -> End:
-        """What the book knows of a process that is about to end."""
+        """What is known here of a process that is about to end."""
         known, member = self._current.members.values(), self._members.get(number)
         return elastic_process_end.end_of(member, known, self._opened > 0, self._begun, self._finished)
 
@@ -157,7 +157,7 @@ class Membership:
         return member is not None and bool(member.removed)
 
     def over(self, text: str) -> None:
-        """The job ends: whoever comes to the rendezvous is told."""
+        """The job ends: members that come to the rendezvous get the reason."""
         if not self._over:
             self._over = text
             for number in list(self._waiting):
@@ -217,7 +217,7 @@ class Membership:
         self._current.aborted(reporter, culprit, code, text)
 
     def given_up(self, rank: int) -> bool:
-        """Never: who is missing at the time limit is killed, and its epoch has a loss as any other."""
+        """Never: a member that is missing at the time limit is killed, and its epoch has a loss as any other."""
         return False
 
     def left(self, rank: int, unfit: bool = False) -> None:
@@ -268,7 +268,7 @@ class Membership:
         self._waiting.pop(member.number, None)
 
     def _kill(self, member: Member, text: str) -> None:
-        """Nobody waits for its end. The caller considers what that means."""
+        """Its end is not waited for. The caller considers what that means."""
         member.killed = text
         self._drop(member, text)
         self._events.kill(member.number, text)
@@ -284,7 +284,7 @@ class Membership:
         return True
 
     def _dismiss(self, member: Member) -> None:
-        """It is at the rendezvous, and told to go."""
+        """It is at the rendezvous, and gets the order to end."""
         del self._waiting[member.number]
         member.dismissed = True
         self._removals.going.setdefault(member.number, self._clock() + GRACE_S)
@@ -321,7 +321,7 @@ class Membership:
         self._join_timeout.look(self._clock(), self._missing(), self._waiting.values())
 
     def _proceed(self, late: bool) -> None:
-        """All that are awaited have come, or there is nobody."""
+        """All that are awaited have come, or there is none."""
         for member in self._removals.at_rendezvous(self._waiting.values(), self._state):
             self._dismiss(member)
         waiting, terms, missing = self._waiting, self._terms, self._missing()

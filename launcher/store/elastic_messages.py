@@ -1,8 +1,8 @@
 """Messages of the membership of an elastic job; elastic_membership.py decides when, and to which process.
 
 The first epoch has no ranks before it opens, so a member is called "a new rank" until then (Member.who). What ends the
-job or kills a member has a code of the catalogue; what merely tells of waiting has none. Each text is one sentence
-that stands by itself in the launcher's output, and as the error of a rank that hears it.
+job or kills a member has a code of the catalogue; what merely reports a wait has none. Each text is one sentence that
+stands by itself in the launcher's output, and as the error of a rank that hears it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ UNKEPT = (
 
 
 def opened(number: int, members: Sequence[int], pids: Mapping[int, int]) -> str:
-    """An epoch: who has which rank."""
+    """An epoch: the rank of each member."""
     ranks = ", ".join(f"{rank}: [{member}] pid {pids.get(member, '?')}" for rank, member in enumerate(members))
     return f"epoch {number}: {len(members)} rank{'s' * (len(members) > 1)} ({ranks})"
 

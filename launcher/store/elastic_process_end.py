@@ -2,8 +2,8 @@
 
 The exit code alone does not say it. A shell turns SIGKILL into code 137, a pipe into 0. A script that gets SIGTERM may
 end with 0 in the middle of training. So three more facts count: whether the training function has returned on that rank
-(it tells the launcher), whether the process said something before its end, and whether a wrapper was started in its
-place. docs/guides/elastic.md has the table of `judged`.
+(it tells the launcher), whether the process reported something before its end, and whether a wrapper was started
+instead. docs/guides/elastic.md has the table of `judged`.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ class End(NamedTuple):
 
     code: int
     gone: bool = False  # with its host
-    removed: bool = False  # it was told to go
+    removed: bool = False  # it had the order to end
     new: bool = False  # it was in no epoch yet while there was one, or could not take the state
     training: bool = False  # it was within its training function
     returned: bool = False  # that has returned
-    left: bool = False  # it has said goodbye, as a script does that ends by itself
+    left: bool = False  # it has sent BYE, as a script does that ends by itself
     vanished: bool = False  # it ended without leaving the job, and its process is not the one that was started
     reason: str = ""  # why it ends, in its own words: "rank 1 raised ValueError: ..."
     others: int = 0  # living ranks that can go on without it
@@ -52,7 +52,7 @@ class End(NamedTuple):
 
 
 def end_of(member: Member | None, known: Collection[Member], opened: bool, begun: bool, finished: bool) -> End:
-    """What the book of members knows of this one. known: of the last epoch. begun: training has; finished: a rank has
+    """What the membership knows of this one. known: of the last epoch. begun: training has; finished: a rank has
     ended with it."""
     training = begun and member is not None and member.rank >= 0 and member.returned is False
     there = [m for m in known if not (m.ended or m.dismissed or m is member)]

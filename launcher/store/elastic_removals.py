@@ -1,9 +1,9 @@
 """Removal of ranks whose host is no longer offered: when no rank needs them any more, or after a limit.
 
-A rank that is to go is interrupted at its next commit, and ends where the ranks meet. But the state lives on ranks
-alone: where all hosts are replaced at once, the last rank that has it stays until a newcomer has synchronized. So does
-a rank without which fewer than --min-np would be left. What stays is told, with the limit (--elastic-timeout), after
-which the ranks go all the same.
+A rank that is to go is interrupted at its next commit, and ends at the rendezvous. But the state lives on ranks alone:
+where all hosts are replaced at once, the last rank that has it stays until a newcomer has synchronized. So does a rank
+without which fewer than --min-np would be left. What stays is reported, with the limit (--elastic-timeout), after which
+the ranks go all the same.
 
 Pure: members and times in, decisions out.
 """
@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection
 from . import elastic_messages
 from .elastic_members import Member, Terms, staying
 
-GRACE_S = 30.0  # for a rank that was told to go to end
+GRACE_S = 30.0  # for a rank that has the order to end
 
 
 class Removals:
@@ -25,7 +25,7 @@ class Removals:
         self._terms, self._say = terms, say
         self._since: float | None = None  # ranks that are to go stay
         self._over = False  # they have stayed for as long as they may
-        self.going: dict[int, float] = {}  # were told to go, and are killed then
+        self.going: dict[int, float] = {}  # have the order to end, and are killed then
 
     def look(self, now: float, members: Collection[Member]) -> None:
         """These are the members now."""
@@ -41,7 +41,7 @@ class Removals:
         return self._over or len(staying(members)) >= self._terms.min_np
 
     def at_rendezvous(self, waiting: Collection[Member], state: bool) -> list[Member]:
-        """Those that may go now that all are there. state: somebody has committed."""
+        """Those that may go now that all are there. state: a member has committed."""
         kept = [m for m in waiting if m.removed]
         rest = [m for m in waiting if not m.removed]
         heirs = [m for m in rest if (m.commit >= 0 if state else m.rank >= 0)]

@@ -1,9 +1,9 @@
 """Epochs of the store: joins, allgather rounds and losses since each init. A state machine without a socket.
 
 The epoch of a rank is how many times it has joined before. An epoch opens when every rank of the job is in it; until
-then those present wait. An open epoch has at most one allgather round in the making. The first failure ends an epoch
-(a rank lost, an abort record, ranks missing at the time limit, versions that differ): all present are told, once, and
-whoever joins it later is told the same, so that nobody waits for what cannot happen.
+then those present wait. An open epoch has at most one allgather round in the making. The first failure ends an epoch (a
+rank lost, an abort record, ranks missing at the time limit, versions that differ): all present get the reason, once,
+and ranks that join it later get the same, so that no rank waits for what cannot happen.
 
 A connection that ends without a BYE waits `SILENCE_S` before its rank is declared lost, because the launcher will
 mostly know a better text ("killed by SIGKILL") a moment later; `ended` brings it.
@@ -29,18 +29,18 @@ OnLate = Callable[[int, int, str], None]
 
 
 class Refusal(ValueError):
-    """A rank said something that cannot be; the text goes to it in a REFUSED frame."""
+    """A rank sent a frame that cannot be; the text goes to it in a REFUSED frame."""
 
 
 class Epoch:
-    """One life of the job, from init to shutdown."""
+    """One incarnation of the job, from init to shutdown."""
 
     def __init__(self, number: int) -> None:
         self.number = number
         self.present: set[int] = set()  # joined, connection alive
-        self.gone: set[int] = set()  # said BYE, or lost
+        self.gone: set[int] = set()  # sent BYE, or lost
         self.open = False
-        self.ending: tuple[int, bytes] | None = None  # the frame that said why it failed
+        self.ending: tuple[int, bytes] | None = None  # the frame with the reason of its failure
         self.given_up = False  # ranks were missing at the time limit
         self.first = -1  # the rank that joined first
         self.timeout = 0.0
@@ -52,7 +52,7 @@ class Epoch:
 
 
 class Epochs:
-    """The book of one job of `size` ranks. `tell(rank, kind, body)` sends a frame to a connected rank.
+    """The state machine of one job of `size` ranks. `tell(rank, kind, body)` sends a frame to a connected rank.
 
     `late(waiting, missing, text)` is called when ranks are missing at the time limit, with the first of either kind,
     and when one ends that others wait for at the start.
@@ -69,7 +69,7 @@ class Epochs:
         self._pids: dict[int, int] = {}
         self._who: dict[int, str] = {}
         self._ended: dict[int, str] = {}
-        self._build: tuple[tuple[str, str], int] | None = None  # version and wire, and the rank that said them
+        self._build: tuple[tuple[str, str], int] | None = None  # version and wire, and the rank that sent them
         self._epochs: dict[int, Epoch] = {}
         self._of: dict[int, Epoch] = {}  # the epoch that each connected rank is in
 
@@ -104,7 +104,7 @@ class Epochs:
         return culprit if 0 <= culprit < self.size else reporter
 
     def news(self) -> dict[str, int]:
-        """Nobody comes or goes."""
+        """No rank comes or goes."""
         return {}
 
     def who(self, rank: int) -> str:
@@ -144,12 +144,12 @@ class Epochs:
             self._all(epoch, framing.JOINED, json.dumps(joined).encode())
 
     def served(self, number: int, address: str) -> None:
-        """A server of tables is there."""
+        """A parameter server is there."""
         self.servers[number] = address
         self._look_at_servers()
 
     def server_ended(self, number: int, text: str) -> None:
-        """Its process has ended: ranks that have not met cannot any more, those that have need one that lives."""
+        """Its process has ended: ranks that have not joined cannot any more, those that have need one that runs."""
         self._servers_ended[number] = text
         self._look_at_servers()
         if len(self._servers_ended) == len(self.servers):
@@ -185,7 +185,7 @@ class Epochs:
             self._all(epoch, framing.GATHERED, whole)
 
     def aborted(self, reporter: int, culprit: int, code: int, text: str) -> None:
-        """A rank says why the job ends: the others of its epoch are told."""
+        """A rank reports why the job ends: the others of its epoch get the reason."""
         epoch = self._of.get(reporter)
         if epoch is not None:
             self._fail(epoch, framing.LOST, framing.pack_end(culprit, code, text), spare=reporter)
@@ -288,7 +288,7 @@ class Epochs:
             self._tell(rank, kind, body)
 
     def _tidy(self) -> None:
-        """Forgets epochs that nobody is in or can still join."""
+        """Forgets epochs that no rank is in or can still join."""
         waiting = min(self._joins)
         busy = {id(epoch) for epoch in self._of.values()}
         for number in [n for n, e in self._epochs.items() if n < waiting and id(e) not in busy and not e.silent]:

@@ -1,8 +1,8 @@
 """Join timeout: how long ranks at the rendezvous wait for missing ones, and the notice meanwhile.
 
-Survivors wait `rendezvous_s` from the first of them; who is missing then is killed. The first epoch waits for all that
-were started, for the start timeout that its members have brought; from then on it waits for --min-np of them only.
-Who is missing when it opens so is killed: it was not started as a newcomer, and cannot come later as one.
+Survivors wait `rendezvous_s` from the first of them; members missing then are killed. The first epoch waits for all
+that were started, for the start timeout that its members have brought; from then on it waits for --min-np of them only.
+A member that is missing when it opens so is killed: it was not started as a newcomer, and cannot come later as one.
 
 Pure: members and times in, decisions out.
 """
@@ -14,16 +14,16 @@ from collections.abc import Callable, Collection
 from . import elastic_messages
 from .elastic_members import Member, Terms
 
-REPORT_S = 5.0  # at the rendezvous, before it is said who is waited for
+REPORT_S = 5.0  # at the rendezvous, before missing members are named
 
 
 class JoinTimeout:
-    """Of one epoch after the other. say: who is waited for. missing: those; waiting: all at the rendezvous."""
+    """Of one epoch after the other. say: reports the missing members. missing: these; waiting: all that are there."""
 
     def __init__(self, terms: Terms, say: Callable[[str], None]) -> None:
         self._rendezvous_s, self._say = terms.rendezvous_s, say
         self._since: float | None = None
-        self._named = False  # it was said who is waited for
+        self._named = False  # the missing members have been named
         self.first = True  # no epoch has opened yet
         self.overdue = False  # the first epoch need not wait for all
 

@@ -1,8 +1,8 @@
 """Parameter servers that are connected to the store, and the notices to them.
 
-A server says SERVE once, with its number and address: ranks are told all addresses when they have joined. From then on
-it only listens. GONE: another server has ended, as the launcher has seen it. BYE: no rank lives, it may go. Who
-serves knows the secret, and still its frame is read as a stranger's: its address goes to every rank.
+A server sends SERVE once, with its number and address: ranks get all addresses when they have joined. From then on it
+only listens. GONE: another server has ended, as the launcher has seen it. BYE: no rank runs, it may end. A server knows
+the secret, and still its frame is read as a stranger's: its address goes to every rank.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _ADDRESS = re.compile(r"tcp://([0-9.]{7,15}|\[[0-9A-Fa-f:.]{2,45}\]):[0-9]{1,5}"
 
 
 class Serving:
-    """Of one store. epochs: its book; None: of an elastic job, which has no servers."""
+    """Of one store. epochs: its state machine; None: of an elastic job, which has no servers."""
 
     def __init__(self, epochs: Epochs | None, send: Callable[[Connection, bytes], None]) -> None:
         self._epochs, self._send = epochs, send
@@ -53,7 +53,7 @@ class Serving:
             self._tell(other, framing.GONE, framing.pack_end(number, LOST_CODE, text))
 
     def end(self) -> None:
-        """No rank lives: they may go, those too that are only about to come."""
+        """No rank runs: they may end, those too that are only about to come."""
         self._over = True
         for number in list(self.connections):
             self._tell(number, framing.BYE)

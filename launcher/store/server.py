@@ -1,14 +1,14 @@
 """Store server: the TCP server in the launcher that ranks meet at. Client: hvdlite/rendezvous/store_client.py.
 
-It knows three things. Who has joined which epoch (the epoch of a rank is how many times it has joined before; an epoch
-opens when all ranks are in it); the allgather round that an open epoch is in; and who is gone. Each rank keeps its
-connection for the life of its epoch, so the end of a connection without a BYE is a death. The first loss ends an epoch:
-everyone in it, and everyone who joins it later, is told who and why, once. Servers of tables connect here, too
-(parameter_servers.py), and the workers of an engine, to say how a rank has ended that is not in the job
-(hvdlite/executors/driver.py).
+It knows three things. The ranks that have joined each epoch (the epoch of a rank is how many times it has joined
+before; an epoch opens when all ranks are in it); the allgather round that an open epoch is in; and the ranks that are
+gone. Each rank keeps its connection as long as its epoch lasts, so the end of a connection without a BYE is a death.
+The first loss ends an epoch: all ranks in it, and those that join it later, get the lost rank and the reason, once.
+Parameter servers connect here, too (parameter_servers.py), and the workers of an engine, to report how a rank has ended
+that is not in the job (hvdlite/executors/driver.py).
 
 One thread, no blocking call: `turn` serves what is ready, `deadline` says when it must be called at the latest,
-`fileno` (an epoll) lies in the launcher's own loop. Nobody is believed before the handshake;
+`fileno` (an epoll) lies in the launcher's own loop. No connection is trusted before the handshake;
 hvdlite/security/connection_limits.py bounds those that wait for it. A frame's size is bounded before it is read, and
 what a slow reader makes us keep is bounded too.
 
@@ -43,8 +43,8 @@ class StoreServer:
     """The server, at one address of this host: loopback, or for a job on several hosts one that all of them reach.
 
     `on_abort(reporter, culprit, code, text)` is called for every abort record of a rank, and where ranks are missing at
-    the time limit `on_late(waiting, missing, text)` instead. port: 0 for any. servers: how many are to come. book: of
-    an elastic job. Raises OSError, also where this process may not open so many files."""
+    the time limit `on_late(waiting, missing, text)` instead. port: 0 for any. servers: their number. membership: of an
+    elastic job. Raises OSError, also where this process may not open so many files."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class StoreServer:
         self._guests: list[Connection] = []  # those that have, and are about to say JOIN
         self._members: dict[int, Connection] = {}  # the live connection of each rank
         self._watchers: list[Connection] = []
-        self.left: set[int] = set()  # ranks that have said LEAVING or BYE and have not joined again
+        self.left: set[int] = set()  # ranks that have sent LEAVING or BYE and have not joined again
         self._epochs: Epochs | Membership = (
             membership(self._tell) if membership else Epochs(size, job, self._tell, on_late, servers)
         )
@@ -128,7 +128,7 @@ class StoreServer:
             self._epochs.ended(rank, text)
 
     def who(self, rank: int) -> str:
-        """`rank 1 (pid 7 on host)`, as far as it has said so."""
+        """`rank 1 (pid 7 on host)`, as far as its JOIN has them."""
         try:
             return self._epochs.who(rank)
         except KeyError:
@@ -141,7 +141,7 @@ class StoreServer:
             self._read(connection)
 
     def news(self) -> None:
-        """Tells those that watch what the book says now."""
+        """Sends the membership of now to those that watch."""
         for connection in list(self._watchers):
             self._inform(connection)
 

@@ -3,11 +3,11 @@
 hvdlite/rendezvous/standalone_store.py runs it (hvdlite/system/python_command.py says how). One line of JSON on stdin
 says for how many ranks, at which address, at which ports to try, and the secret, which is in no argument list and no
 environment; one line on stdout says where it listens, or what failed. Then stdin is only held open: its end is rank
-0's. The keeper outlives it, so that the others learn from the store who is gone, and ends once nobody is connected, or
-LINGER_S later.
+0's. The keeper outlives it, so that the others learn from the store which rank is gone, and ends once no rank is
+connected, or LINGER_S later.
 
-Signals that a scheduler sends to a whole step are meant for the ranks and ignored here; nobody needs to end it but by
-SIGKILL, which is what schedulers do to what is left of a step.
+Signals that a scheduler sends to a whole step are meant for the ranks and ignored here; it needs no signal but SIGKILL,
+which is what schedulers do to what is left of a step.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def main() -> int:
     answer = {"failed": failed} if server is None else dict(zip(("address", "port"), server.address))
     print(json.dumps(answer), flush=True)
     null = os.open(os.devnull, os.O_RDWR)
-    for standard in (1, 2):  # held open, they would keep those waiting who read rank 0's output
+    for standard in (1, 2):  # held open, they would keep the reader of rank 0's output waiting
         os.dup2(null, standard)
     if server is None:
         return 1
