@@ -333,7 +333,7 @@ def _check_flags(asked: argparse.Namespace) -> None:
 
 
 def _check_command(command: str, environ: Mapping[str, str]) -> None:
-    """Is there such a program? Says so once, instead of each rank by itself. Raises UsageError."""
+    """Is there such a program? Reports it once, instead of each rank by itself. Raises UsageError."""
     folders = [""] if os.sep in command else environ.get("PATH", os.defpath).split(os.pathsep)
     for candidate in (os.path.join(folder, command) for folder in folders):
         if os.path.isfile(candidate) and os.access(candidate, os.X_OK):

@@ -42,7 +42,7 @@ def free_port() -> int:
             except OSError:
                 continue
             return int(probe.getsockname()[1])
-    return 0  # the host has no port left; rank 0 says so
+    return 0  # the host has no port left; rank 0 reports it
 
 
 def _random() -> int:

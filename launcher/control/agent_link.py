@@ -103,7 +103,7 @@ class AgentLink:
 
     @property
     def _unheard(self) -> str:
-        """Of another host's output, where it has ended: what is lost. That of a rank ends with a frame that says so."""
+        """Of another host's output, where it has ended: what is lost. A frame marks the end of that of a rank."""
         ranks = sorted(self.ranks & self._started - self._ended) if self.pid is None else []
         return f"its connection ended before the output of {ranks_named(ranks)} did" if ranks else ""
 

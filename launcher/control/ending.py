@@ -56,7 +56,7 @@ class Abort(NamedTuple):
 
     @property
     def own(self) -> bool:
-        """Whether the culprit says so itself."""
+        """Whether the culprit itself has reported it."""
         return self.reporter == self.culprit and not self.hangs
 
 

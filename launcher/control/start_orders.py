@@ -1,8 +1,8 @@
 """Start orders for each agent: ranks and their environment. Pure but for the choice of a port.
 
 The agent of the launcher's own host, a fork of it, gets all: command, folder, the whole environment with the secret.
-Those of other hosts know these by now, over a channel that cannot be listened at (starters/agent_startup.py,
-starters/rendezvous.py); over the network goes only what the start itself has decided, of which nothing is secret. Ranks
+Those of other hosts have these already, from a starter or their own command line (starters/agent_startup.py,
+starters/rendezvous.py). Only what the start itself decides goes over the network, and nothing of it is secret. Ranks
 with a rendezvous over MPI get no rank assignment.
 """
 

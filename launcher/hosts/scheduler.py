@@ -44,7 +44,7 @@ class Allocation(NamedTuple):
 
 
 def allocation(environ: Mapping[str, str], read: Callable[[str], str]) -> Allocation | None:
-    """The allocation that this environment tells of; None outside of any. read(path): the text of a file.
+    """The allocation that this environment describes; None outside of any. read(path): the text of a file.
 
     Raises HostError naming the variable.
     """

@@ -1,8 +1,8 @@
 """Command lines of mpirun, by the MPI that it belongs to. Pure.
 
-`hvdlite-run --mpi` is for users who must start jobs by an MPI's own launcher, or know its options. That launcher starts
-an agent for each rank (mpi_agent.py), which starts the rank; the rendezvous is over MPI (hvdlite/mpi). Three families
-differ in their options:
+`hvdlite-run --mpi` is for users who must start jobs by an MPI's own launcher, or prefer its options. That launcher
+starts an agent for each rank (mpi_agent.py), which starts the rank; the rendezvous is over MPI (hvdlite/mpi). Three
+families differ in their options:
 
     Open MPI            4 and 5 differ in what shared memory is called
     MPICH, hydra        and MPIs built on it (MVAPICH, Cray's in this respect)

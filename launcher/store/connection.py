@@ -16,7 +16,7 @@ FIRST_MAX = 4096  # of the first frame of a connection
 
 
 class Connection:
-    """One client: a stranger until its first frame says otherwise."""
+    """One client: a stranger until it has proved the secret."""
 
     def __init__(self, sock: socket.socket, deadline: float) -> None:
         self.sock = sock

@@ -128,7 +128,7 @@ class Current:
 
     def cut(self, waiting: Mapping[int, Member]) -> tuple[Member, str] | None:
         """One of two ranks that were lost to each other in two epochs in a row without a commit between, though both
-        wait for the next, and a text that says so. Never the one that alone has state."""
+        wait for the next, and a text. Never the one that alone has state."""
         now, before = self._report, self._before
         if now is None or before is None or not self._all_live() or not {*now, *before} <= waiting.keys():
             return None

@@ -32,7 +32,7 @@ class Events(NamedTuple):
     opened: Callable[[int, list[int]], None]  # an epoch: its number, and its members by rank
     failed: Callable[[str], None]  # the job cannot go on
     kill: Callable[[int, str], None]  # this member, and why
-    news: Callable[[], None]  # Membership.news() says something else
+    news: Callable[[], None]  # Membership.news() has changed
     waits: Callable[[str], None]  # the ranks wait for one; no failure yet
 
 
