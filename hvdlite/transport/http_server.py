@@ -1,4 +1,4 @@
-"""A few pages over HTTP, to whoever asks on this machine: the metrics of a job and its dashboard.
+"""HTTP server for a few pages, on this machine alone: the metrics of a job and its dashboard.
 
 One thread serves all clients by non-blocking sockets. Who asks proves nothing, so each client is a stranger, and
 security/connection_limits.py bounds their number, their requests and their time. A reply has time in proportion to its
