@@ -30,6 +30,15 @@ PURE_FORBIDDEN = re.compile(
     r"f?puts|putchar|fflush|std(in|out|err)|socket|send(to|m?msg)|recv(from|m?msg)?|poll|epoll\w*|syscall|getenv|rand\w*|hvd_now_ns|atomic_\w+)"
 )
 PLUG_INS = ("plane", "algo", "link", "codec")  # csrc/plane/x.c exports hvd_plane_x and nothing else
+# Words of our own making that the terms of the field have replaced, in identifiers and first lines of the sources.
+RETIRED = re.compile(
+    r"(?<![a-z])(branches|desk|flying|landed|lent|muster|pulse|rider|sayings?|seats?|sheet|shelf|whoever)(?![a-z])"
+)
+RETIRED_FILES = re.compile(
+    r"_?(allocated|asked|built|called|carried|checked|counted|failing|given|kept|late|launched|leashed|logged|measured|"
+    r"owned|running|serving|soon|starting|together|twice|untaken|unmet)"
+)
+RETIRED_C = re.compile(r"\bhvd_(soon|ride|riders|near|guess|learn|desk|wire|wires|agree|keep|meet)(_|\b)")
 FORBIDDEN_WORDS = {"manager", "helper", "helpers", "util", "utils", "common", "context", "info"}
 TEXT = {".c", ".h", ".py", ".md", ".toml", ".cfg", ".in", ".txt", ".svg", ".yml", ".yaml", ""}
 
@@ -198,6 +207,22 @@ def test_names_say_what_a_thing_is():
     for path in ALL_PYTHON:
         wrong += [f"{name(path)}: {f.name}" for f in python_functions(path) if bad(f.name)]
     complain([each for each in wrong if not each.endswith(": train_func_context")])  # Ray Train's name
+
+
+def test_names_are_the_terms_of_the_field():
+    wrong = [f"{name(path)}: {path.stem}" for path in PYTHON_FILES + C_FILES if RETIRED_FILES.fullmatch(path.stem)]
+    for path in PYTHON_FILES:
+        for node in ast.walk(tree(path)):
+            found = next(
+                (getattr(node, field) for field in ("id", "attr", "arg", "name") if hasattr(node, field)), None
+            )
+            if isinstance(found, str) and RETIRED.search(re.sub(r"([a-z])([A-Z])", r"\1_\2", found).lower()):
+                wrong.append(f"{name(path)}: {found}")
+        first = read(path).partition("\n")[0]
+        if "?" in first or RETIRED.search(first.lower()):
+            wrong.append(f"{name(path)}: the first line says what the file holds, in the terms of the field: {first}")
+    wrong += [f"{name(path)}: {word.group()}" for path in C_FILES for word in RETIRED_C.finditer(read(path))]
+    complain(wrong)
 
 
 def test_the_tour_mentions_every_folder():

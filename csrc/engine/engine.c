@@ -316,7 +316,7 @@ static bool look_up(void *self)
 {
     struct asked *asked = self;
     const struct hvd_set *set = asked->engine->by_number[asked->number];
-    struct hvd_wires *wires[] = {set ? set->wires : NULL, set ? set->vote_wires : NULL};
+    struct hvd_stream_table *wires[] = {set ? set->wires : NULL, set ? set->vote_wires : NULL};
     for (int i = 0; i < 2; i++) {
         if (!wires[i] || asked->peer >= wires[i]->size || !wires[i]->link[asked->peer])
             continue;

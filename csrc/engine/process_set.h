@@ -115,9 +115,9 @@ struct hvd_set {
     size_t vote_bytes; /* the largest that may arise */
     struct hvd_open_plane planes[HVD_PLANES_MAX];
     int planes_count;
-    struct hvd_wires *wires, *vote_wires; /* for tensors, and of a leader for votes; NULL: none */
-    struct hvd_tree *tree;                /* of the leader of a set on several hosts; else NULL */
-    struct hvd_eager_room *riders;        /* of a set on several hosts; else NULL */
+    struct hvd_stream_table *wires, *vote_wires; /* for tensors, and of a leader for votes; NULL: none */
+    struct hvd_tree *tree;                       /* of the leader of a set on several hosts; else NULL */
+    struct hvd_eager_room *riders;               /* of a set on several hosts; else NULL */
 
     /* Owned by the turn. */
     struct hvd_coord *coord;

@@ -143,7 +143,7 @@ void hvd_stream_heard(struct hvd_engine *engine, int fd)
         hvd_turn_ring(engine); /* the listener believes that it will be rung */
 }
 
-static bool settled(struct hvd_wires *wires)
+static bool settled(struct hvd_stream_table *wires)
 {
     bool all = true;
     for (int peer = 0; wires && peer < wires->size; peer++)

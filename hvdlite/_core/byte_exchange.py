@@ -1,7 +1,7 @@
 """Bytes without a tensor: memory copied to and from the core, and Python's bytes sent by the core's collectives.
 
 What needs no framework, such as objects and the agreement about process sets, travels as bytes; what a result holds
-that the engine has allocated is copied out here. No address outlives a call: whoever submits keeps the memory alive
+that the engine has allocated is copied out here. No address outlives a call: the submitter keeps the memory alive
 (`_core.Pending`). Lengths are the caller's to know; nothing here can check an address.
 """
 
@@ -36,7 +36,7 @@ def copy_from(target: int, source: Any) -> None:
 
 
 def copy_into(block: bytearray, at: int, source: int, count: int) -> None:
-    """Copies `count` bytes from an address to a place in a block."""
+    """Copies `count` bytes from an address to an offset in a block."""
     if count:
         ffi.memmove(ffi.from_buffer(block) + at, ffi.cast("void *", source), count)
 

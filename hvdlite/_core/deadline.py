@@ -1,10 +1,9 @@
 """Time limit of one collective that the caller sets: when it is over, and the error that it raises then.
 
-Nothing is taken back by it. A collective that ranks have voted for cannot be withdrawn on one of them: it goes on, its
-memory stays the core's, and whoever holds it may wait again. So the limit ends a call and not the job, and from then on
-the job's own limits pass this collective by. Who is missing is asked of all ranks
-(csrc/engine/lifecycle/stall_clock.c), which takes some milliseconds, and up to three seconds more where one of them
-does not answer; should the collective have ended meanwhile, that is what counts.
+The limit ends a call, not the collective: one rank cannot withdraw what ranks have voted for. The core keeps the
+memory, and the holder of the handle may wait again. From then on the job's own limits ignore this collective. The call
+asks all ranks which ranks are missing (csrc/engine/lifecycle/stall_clock.c): some milliseconds, and up to three seconds
+more if a rank does not answer. If the collective has completed meanwhile, the call returns its result.
 """
 
 from __future__ import annotations
@@ -71,12 +70,12 @@ def excuse(native: int) -> None:
 
 
 def count_again(native: int) -> None:
-    """Somebody waits for it again, without a limit of his own: those of the job hold."""
+    """A thread waits for it again without a limit of its own: the job's limits apply."""
     lib.hvd_missing(native, -1, ffi.new("uint64_t *"), ffi.new("char[]", 1), 1)
 
 
 def missing(native: int) -> str:
-    """Who keeps it waiting, in words. Asks all ranks, and the limits of the job pass it by from now on."""
+    """The ranks that it waits for, as text. Asks all ranks; from now on the job's limits ignore this collective."""
     text, asked, until = ffi.new("char[]", _text_bytes), ffi.new("uint64_t *"), time.monotonic() + _ANSWER_S
     while time.monotonic() < until:
         code = lib.hvd_missing(native, WAIT_MS, asked, text, _text_bytes)

@@ -1,8 +1,8 @@
 """What a device may still touch when a job has failed, and how long a caller waits for a device.
 
 When a job fails, what waits for a lost peer on a device is ended by force, beside everything else, which takes up to a
-second; who waits for a collective is told at once. What a device may still read or write is held (`risk`), or its
-framework would give that memory to somebody else: until the core has closed and has seen that nothing of its own runs
+second; a thread that waits for a collective gets the error at once. What a device may still read or write is held
+(`risk`), or its framework would reuse that memory: until the core has closed and has seen that nothing of its own runs
 there any more. If it has not seen that, for ever.
 """
 

@@ -1,7 +1,7 @@
 """Discovery of CUDA's driver and NCCL for the core, and their versions, at the first use.
 
 A framework brings an NCCL, and a process must not hold two. Where the framework is linked with it, it is loaded
-already; where it is not, its file lies in a package of its own, and the core is told which. HVDLITE_NCCL_LIBRARY and
+already; where it is not, its file lies in a package of its own, and the core gets its path. HVDLITE_NCCL_LIBRARY and
 HVDLITE_CUDA_LIBRARY name others. Asking for a version starts nothing on a GPU; that of NCCL loads the library.
 """
 
@@ -16,7 +16,7 @@ from .. import _core, config
 
 @functools.cache
 def find() -> None:
-    """Tells the core which files to take, before it loads them."""
+    """Gives the core the paths of the libraries before it loads them."""
     values = config.load().values
     _core.gpu_libraries(values["cuda_library"], values["nccl_library"] or _packaged("nvidia.nccl", "libnccl.so.2"))
 

@@ -1,8 +1,8 @@
 """References that keep tensor memory alive while the core works on it, whatever happens in Python meanwhile.
 
-A `Flight`. It exists before the call that starts something, holds what the core may touch, and the core writes the
-handle into it: a signal handler may raise between any two lines of Python, right after the call, too, and then nobody
-else knows that anything is under way.
+A `Flight` exists before the call that starts a request. It holds the memory that the core may touch, and the core
+writes the handle into it. A signal handler may raise between any two lines of Python, also right after the call; then
+the flight alone knows that a request is in flight.
 
 Invariants:
   - Whatever the core may touch is held until the core has finished with it. If the job has failed a device may be at it
@@ -37,12 +37,12 @@ _finish, _poll = lib.hvd_finish, lib.hvd_poll
 in_flight: dict[Any, Flight] = {}  # by name, until its owner has waited: so that a duplicate fails at the call
 abandoned: deque[Abandoned] = deque()
 idle: list[Flight] = []
-_flights: list[Flight] = []  # all there are: what holds them when nobody else does
-_several: set[Flights] = set()  # those under way, likewise
+_flights: list[Flight] = []  # all there are: keeps them alive when no caller does
+_several: set[Flights] = set()  # those in flight, likewise
 
 
 class Abandoned(Protocol):
-    """What may be under way when its owner is gone."""
+    """What may be in flight when its owner is gone."""
 
     def over(self) -> bool:
         """Whether the core is done with it."""
@@ -54,10 +54,11 @@ class Abandoned(Protocol):
 
 
 class Flight:
-    """One request under way, or none: whose memory the core may touch (`keep`), and by which handle.
+    """One request in flight, or none: the memory that the core may touch (`keep`), and the handle.
 
-    From `take` to `land` it has one owner, who lets go of it before `land`. Threads that wait for one handle do so by
-    `turn`, one after the other. `free`: its owner has dropped it or knows that it is over, so its name may come again.
+    From `take` to `land` it has one owner, which drops its reference before `land`. Threads that wait for one handle do
+    so one after the other (`turn`). `free`: the owner has dropped it or knows that it is over, so its name may come
+    again.
     """
 
     __slots__ = ("free", "keep", "native", "request", "turn")
@@ -71,7 +72,7 @@ class Flight:
         _flights.append(self)
 
     def over(self) -> bool:
-        """Whether nothing is under way any more: waiting for it would return at once."""
+        """Whether nothing is in flight any more: waiting for it would return at once."""
         handle = self.native.handle
         return not handle or _poll(handle) != _AGAIN
 
@@ -99,7 +100,7 @@ class Flight:
         return self.wait()
 
     def let_go(self) -> None:
-        """After `over`: the core forgets it, and somebody else may use it."""
+        """After `over`: the core forgets it, and another request may use it."""
         if self.request is not None and self.request.native.device:
             risk(self.keep)
         handle = self.native.handle
@@ -164,7 +165,7 @@ class BatchedFlight(Flight):
 
 
 def take() -> Flight:
-    """A flight for who is about to submit something."""
+    """A flight for a caller that is about to submit."""
     try:
         return idle.pop()
     except IndexError:
@@ -174,8 +175,8 @@ def take() -> Flight:
 def refuse_twice(name: Any) -> None:
     """ValueError if a collective of this name is in flight.
 
-    One that somebody can still wait for is in flight until its owner has waited for it or polled it done, however fast
-    the core was, so that all ranks say the same. One that nobody can wait for any more is in flight until it is over.
+    One that a thread can still wait for is in flight until its owner has waited for it or polled it done, however fast
+    the core was, so that all ranks agree. One that no thread can wait for any more is in flight until it is over.
     To wait for it here could be to wait for ever: the other ranks may begin theirs only after this call.
     """
     flight = in_flight.get(name)
@@ -199,19 +200,19 @@ def refuse_twice(name: Any) -> None:
 
 
 def _owned(flight: Flight) -> bool:
-    """Whether somebody can still wait for it: a signal handler that raises between two lines may have lost it."""
+    """Whether a thread can still wait for it: a signal handler that raises between two lines may have lost it."""
     return any(getattr(each, "_flight", None) is flight for each in gc.get_referrers(flight))
 
 
 def abandon(flight: Abandoned) -> None:
-    """Nobody will wait for it: it is kept as long as the core needs its memory."""
+    """No thread will wait for it: it is kept as long as the core needs its memory."""
     if isinstance(flight, Flight):
         flight.free = True
     abandoned.append(flight)
 
 
 def sweep() -> None:
-    """Lets go of requests that nobody will wait for, as far as they are finished."""
+    """Releases requests that no thread will wait for, if they are finished."""
     for _ in range(len(abandoned)):
         try:
             flight = abandoned.popleft()

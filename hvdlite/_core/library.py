@@ -86,7 +86,7 @@ def error_for(code: int, text: str) -> Exception:
 
 
 def failed_rank() -> int | None:
-    """The rank whose end or abort made this job fail, or that has left; None if there is none or nobody is named."""
+    """The rank whose end or abort made this job fail, or that has left; None if there is none or no rank is named."""
     failure = failure_of_job()
     culprit: int = lib.hvd_left() if failure is None else failure[0]
     return culprit if culprit >= 0 else None
@@ -108,12 +108,12 @@ def checked(number: int, text: Any = ffi.NULL) -> int:
 
 
 preparing: list[tuple[int, int, int, int, int, int]] = []  # of a process that waits to come into an elastic job
-_told: list[Any] = []  # the same, lent to the core: graphs of TensorFlow ask it
+_told: list[Any] = []  # the same, borrowed by the core: graphs of TensorFlow ask it
 _ALONE = ALLREDUCE, ALLGATHER, BROADCAST, BARRIER, JOIN  # what such a process may do: with itself, in a core of its own
 
 
 def prepare(place: tuple[int, int, int, int, int, int] | None) -> None:
-    """This process has yet to come into its job, and takes this for its place; None: no more."""
+    """This process has yet to join its job, and has this rank assignment until then; None: no more."""
     preparing[:] = [] if place is None else [place]
     told = ffi.NULL if place is None else ffi.new("int[]", place)
     lib.hvd_tell_place(told)
@@ -233,24 +233,24 @@ def cross_size() -> int:
 
 
 def bytes_or_null(text: str | None) -> Any:
-    """A `const char *` for the core, to be kept as long as it is lent; NULL for None."""
+    """A `const char *` for the core, to be kept as long as it is borrowed; NULL for None."""
     return ffi.NULL if text is None else ffi.new("char[]", text.encode("utf-8"))
 
 
 def named(plane: str | None, algo: str | None) -> str | None:
-    """Why this build cannot serve who asks for these by name; None: it can."""
+    """Why this build does not have the plane and algorithm of these names; None: it has."""
     borrowed = [bytes_or_null(name) for name in (plane, algo)]
     code = lib.hvd_named(*borrowed, thread.text, TEXT_BYTES)
     return None if code == lib.HVD_OK else text_of(thread.text)
 
 
 def row_or_null(descriptors: Sequence[int] | None) -> Any:
-    """Descriptors by rank for the core, to be kept as long as they are lent; NULL for None."""
+    """Descriptors by rank for the core, to be kept as long as they are borrowed; NULL for None."""
     return ffi.NULL if descriptors is None else ffi.new("int[]", list(descriptors))
 
 
 def keys_or_null(keys: bytes | None) -> Any:
-    """Keys of connections for the core, lent as long as this is kept; NULL for None, and where there are none."""
+    """Keys of connections for the core, borrowed as long as this is kept; NULL for None, and where there are none."""
     return ffi.from_buffer("unsigned char[]", keys) if keys else ffi.NULL
 
 
@@ -263,13 +263,13 @@ def set_open(
     vote_keys: bytes | None = None,
     tensor_keys: bytes | None = None,
 ) -> None:
-    """Opens a process set here, under the number and with the life that all its members give.
+    """Opens a process set here, under the number and incarnation that all its members give.
 
-    number: free on all of them. life: greater than all that one of them has given before.
+    number: free on all of them. incarnation: greater than all that one of them has given before.
     vote_fds, tensor_fds: connected sockets by rank in the set, -1 where there is none; the core's from now on. Their
     keys: 64 bytes for each rank, by which the core signs what crosses them; None: it does not.
 
-    Nobody may submit to it before this has returned on all members: exchange something among them first.
+    No member may submit to it before this has returned on all members: exchange something among them first.
     Raises ValueError (ranks out of range, doubled, not ascending, none; a number in use or none that there is),
     MemoryError, HvdNotInitializedError.
     """
@@ -312,8 +312,8 @@ def clock() -> tuple[int, int, str]:
 
 
 def keep(path: str) -> dict[str, Any]:
-    """A file of records is about to be written at this path: what another life of a job has left there is renamed.
-    Returns whose life this is, for the beginning of the file. HvdNotInitializedError before init()."""
+    """Renames a file of records that another incarnation of a job has left at this path. Returns what identifies
+    this incarnation, for the beginning of the new file. HvdNotInitializedError before init()."""
     job, epoch = ffi.new("uint64_t *"), ffi.new("uint64_t *")
     checked(lib.hvd_rotate(os.fsencode(path), job, epoch))
     return {"job": f"{job[0]:016x}", "epoch": int(epoch[0])}

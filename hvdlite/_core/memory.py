@@ -1,8 +1,8 @@
 """Memory of the core: how much it uses (`memory_stats`), and memory that travels without a copy (`block`, `hvd.empty`).
 
-Ranks of one host reduce a tensor in place, each its part of it for all, if all have it in *plane memory*: memory
+Ranks of one host reduce a tensor in place, each its part of it for all, if all have it in *plane memory*: shared memory
 that every rank of the host maps. Elsewhere each rank copies its bytes in and the result out again. What the core sums
-for everyone lies in the caller's array.
+for all ranks lies in the caller's array.
 
 A forked child has a copy of it from the moment of the fork, as of all other memory. The rank makes the copy, once for
 children that it forks in a row, such as the workers of a DataLoader; it keeps it until a collective works in plane

@@ -1,6 +1,6 @@
 """The NaN guard as Python sees it: whether it looks, and what it warns of.
 
-The core looks at each tensor that is to be reduced, and all ranks agree on who had what
+The core looks at each tensor that is to be reduced, and all ranks agree on which rank had what
 (csrc/engine/state/nan_guard.c). Where the guard raises, that is the error of the collective. Where it warns, the
 collective goes on, and the sentence waits in the core: a thread that runs in this mode alone fetches it, since a step
 may be a graph that never comes back to Python. Every rank warns, in the same words: each may have a log of its own.
@@ -45,7 +45,7 @@ def begin(mode: int) -> None:
 
 
 def end() -> None:
-    """What is still to be told, and no more."""
+    """The reports that are still due; they are removed."""
     _watch.over.set()
     if _watch.mode == lib.HVD_GUARD_WARN:
         tell()
@@ -69,5 +69,5 @@ def tell() -> None:
     said = f"hvdlite: {uncoded(first)}{more} [{code}]"
     try:
         warn(said, RuntimeWarning)
-    except RuntimeWarning:  # they are errors here, and nobody would see one in this thread
+    except RuntimeWarning:  # warnings are errors here, and an error of this thread would be lost
         print(said, file=sys.stderr, flush=True)

@@ -1,6 +1,6 @@
 """Requests: submit one to the core, and wait for its result.
 
-A training loop asks for the same again and again. So what a call says but for its memory is a `Request`, made once
+A training loop repeats its calls. So the arguments of a call except its memory are a `Request`, made once
 and kept; handing it over is one call of the core (`start`), waiting for it is one, and a synchronous collective is one
 altogether (`run`). What holds the tensors meanwhile stands in inflight.py.
 
@@ -32,7 +32,7 @@ _requests: OrderedDict[Any, Request] = OrderedDict()
 
 
 class Request:
-    """What a call says but for its memory. Shared by threads and never changed."""
+    """The arguments of a call except its memory. Shared by threads and never changed."""
 
     __slots__ = ("_borrowed", "name", "native")
 
@@ -122,7 +122,7 @@ class Pending:
 
     @property
     def native(self) -> int:
-        """The core's handle of what is under way, or over and not released yet; else 0."""
+        """The core's handle of the request in flight, or over and not released yet; else 0."""
         return self._flight.native.handle if self._flight is not None else 0
 
     def start(self, source: int, target: int, quiet: int, keep: Any) -> Pending:
@@ -140,7 +140,8 @@ class Pending:
         """Blocks until the request is finished, and keeps its result; why it failed. May be called again. bounded: by
         wait_limit.py.
 
-        On a device nobody waits for that: it blocks until the collective lies there, and lets the framework follow it.
+        On a device no thread waits for that: it blocks until the collective lies there, and lets the framework follow
+        it.
         """
         native, text, since = self.native, thread.text, 0.0
         if not native:
@@ -211,9 +212,9 @@ def request(
     splits: tuple[int, ...] | None = None, prescale: float = 1.0, postscale: float = 1.0, process_set: int = 0,
     group: int = 0, group_count: int = 0, priority: int = 0, output_bytes: int = 0
 ) -> Request:  # fmt: skip
-    """The Request that says this, made when it is asked for the first time. output_bytes: how many an allgather's or
-    alltoall's result has, if it shall land at the target; see `RaggedResult`. Raises ValueError: a NUL in the name, a
-    priority that is no int32."""
+    """The Request with these arguments, made when it is asked for the first time. output_bytes: how many an allgather's
+    or alltoall's result has, if the target shall receive it; see `RaggedResult`. Raises ValueError: a NUL in the name,
+    a priority that is no int32."""
     key = (kind, op, dtype, name, shape, root, peer, splits, prescale, postscale, process_set, group, group_count,
            priority, output_bytes)  # fmt: skip
     known = _requests.get(key)
@@ -297,7 +298,7 @@ def submit(*what: Any, quiet: int = NOW, **more: Any) -> Pending:
     HvdPeerLostError.
     """
     known, source, target, keep, follow, ready = given(*what, **more)
-    return Pending(known, follow, ready).start(source, target, quiet, keep)  # splits are lent until it is finished
+    return Pending(known, follow, ready).start(source, target, quiet, keep)  # splits are borrowed until it is finished
 
 
 def submit_group(members: Sequence[Given], quiet: int) -> list[Pending]:
@@ -331,7 +332,7 @@ def submit_group(members: Sequence[Given], quiet: int) -> list[Pending]:
 
 
 def tell_of_devices() -> bool:
-    """Warns of what the core has to say about devices, once, on the first rank of the set that it is about: True."""
+    """Prints the core's warning about devices once, on the first rank of the set that it is about: True."""
     text = thread.text
     fresh: bool = lib.hvd_notice(text, TEXT_BYTES) == 1
     if fresh:

@@ -3,8 +3,9 @@
 A `Run` holds what stays the same from step to step (names, shapes, scales), laid out as the core reads it; only
 addresses are renewed, where they have changed. `prepare` gives a `Sent`, which is waited for in one call, too.
 
-Everything is reduced in place. As with a Pending, the core's fingers are on the tensors until it has finished: a Sent
-that is dropped early hands them on to those that later submissions sweep up. What holds them exists before the call.
+Everything is reduced in place. As with a Pending, the core uses the tensors until it has finished: a Sent that is
+dropped early hands its tensors to the abandoned flights, which later submissions sweep. The object that holds the
+tensors exists before the call.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ class Run:
 
 
 class Sent:
-    """A run under way, or as much of it as was taken."""
+    """A run in flight, or the part of it that was taken."""
 
     __slots__ = ("_error", "_flights", "_pointers", "_requests")
 

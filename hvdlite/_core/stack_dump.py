@@ -2,13 +2,13 @@
 (csrc/engine/lifecycle/stall_clock.c).
 
 faulthandler writes the stack of a thread from a signal handler: it needs neither the GIL nor a Python that gets on. It
-is registered once per process, for a real-time signal that nobody handles (SIGUSR1 and SIGUSR2 are the user's), with a
-file without a name that the core reads. The core sends the signal to the main thread, so that the handler looks at the
-one stack that cannot change meanwhile; stacks of other threads are not taken.
+is registered once per process, for a real-time signal without another handler (SIGUSR1 and SIGUSR2 are the user's),
+with a file without a name that the core reads. The core sends the signal to the main thread, so that the handler looks
+at the one stack that cannot change meanwhile; stacks of other threads are not taken.
 
 A signal shortens what the main thread sleeps in: sleep(), poll() and their kind return early with EINTR in C code that
-does not call them again (Python's own calls do). That is so in every rank that is asked, also in one that nobody waits
-for, and no more than once per report.
+does not call them again (Python's own calls do). That is so in every rank that is asked, also in one that no rank waits
+for, and at most once per report.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Bound on how long a thread waits for a collective when nothing else ends the wait.
 
 HVDLITE_COLLECTIVE_TIMEOUT is the core's to keep (csrc/engine/lifecycle/stall_clock.c): it ends the job with a text that
-says who was missing, whether anybody waits or not. Should the core itself not get on, whoever waits in Python loses
-patience after twice that time and some seconds, and fails the whole job with what is known here: this rank and the
-tensor. Only who waits looks, each time that the core comes back to Python; join is there to wait. What waits outside of
-Python is told the limit, and looks itself.
+names the missing ranks, whether a thread waits or not. If the core itself hangs, a thread that waits in Python gives up
+after twice that time and some seconds. It then fails the whole job with what it knows: this rank and the tensor. Only a
+waiting thread checks, each time that the core returns to Python; join may wait without a limit. Waits outside of Python
+get the limit, and check it themselves.
 """
 
 from __future__ import annotations

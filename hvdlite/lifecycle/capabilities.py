@@ -1,7 +1,7 @@
 """Capabilities of this build, under the names of Horovod: `mpi_built()`, `nccl_built()` and the like.
 
 Scripts branch on these answers: is there a transport without MPI, may GPU tensors be reduced, do two libraries share
-MPI. So they say what works in this process now, not what a compiler once saw. Horovod's built-in transport is Gloo;
+MPI. So they report what works in this process now, not the build options. Horovod's built-in transport is Gloo;
 hvdlite's own does the same work under that name, for scripts that ask "Gloo or MPI?" and mean "with mpirun or not?".
 Everything here can be asked before init().
 """

@@ -1,8 +1,8 @@
 """Options of the core at its start: `struct hvd_options`, from settings, rank assignment and streams.
 
-Python checks nothing here that the core checks; it translates. Texts and rows of numbers are lent to the core for the
-call of hvd_init alone and must live as long, which is why they are handed out beside the struct. Descriptors are given
-away: whatever becomes of the call, the core closes them.
+Python checks nothing here that the core checks; it translates. The core borrows texts and rows of numbers for the call
+of hvd_init alone. They must stay alive as long, so they are returned beside the struct. The core owns the descriptors:
+it closes them, also if the call fails.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 def of_job(
     settings: config.Settings, store: store_client.Rendezvous | None, incarnation: int
 ) -> tuple[bytes, int, int]:
-    """What only this life of this job has: its secret, its number, its epoch."""
+    """The secret, number and epoch of this incarnation of this job."""
     secret, job = settings.values["secret_key"], settings.values["job_id"]
     if store is None:
         return secret or bytes(32), job or os.getpid(), incarnation
@@ -40,8 +40,8 @@ def options(
     rows: Rows | None,
     incarnation: int,
 ) -> tuple[Any, list[Any]]:
-    """`struct hvd_options *`, and what must live until hvd_init returns. rows: streams to other ranks, the core's from
-    then on. life: how often this process has been a rank before."""
+    """`struct hvd_options *`, and what must stay alive until hvd_init returns. rows: streams to other ranks, the core's
+    from then on. incarnation: how often this process has been a rank before."""
     values, borrowed = settings.values, list[Any]()
     given = ffi.new("struct hvd_options *")
     given.rank, given.size = place.rank, place.size
@@ -50,7 +50,7 @@ def options(
     given.secret, given.job, given.epoch = of_job(settings, store, incarnation)
     given.store_fd = store.fileno() if store is not None else -1
     session = store.session() if store is not None else None
-    if session is not None:  # its counts live as long as the store does, which outlives the engine
+    if session is not None:  # its counts stay valid as long as the store, which outlives the engine
         borrowed = [_core.keys_or_null(session.keys), ffi.from_buffer("uint64_t[]", session.counts)]
         given.store_keys, given.store_counters = borrowed
     given.shared_memory = values["shared_memory"]

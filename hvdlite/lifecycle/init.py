@@ -1,11 +1,12 @@
 """init and shutdown: a process becomes a rank, and stops being one.
 
-`init` finds this process's place, meets the others and starts the engine; `shutdown` leaves by agreement. A script that
-simply ends leaves as well (atexit). One that ends badly aborts instead, so that every other rank raises an error that
-names this rank and says how (uncaught.py). A forked child is no rank: it drops what it has inherited.
+`init` finds this process's rank assignment, makes the rendezvous with the other ranks and starts the engine; `shutdown`
+leaves by agreement. A script that simply ends leaves as well (atexit). One that ends badly aborts instead, so that
+every other rank raises an error that names this rank and the cause (uncaught.py). A forked child is no rank: it drops
+what it has inherited.
 
 The order of leaving matters: the engine first (its shutdown is agreed and bounded), then the store's connection, which
-was lent to the engine and whose end without a word would count as a death.
+the engine borrows and whose end without a `bye` would count as a death.
 """
 
 from __future__ import annotations
@@ -126,7 +127,7 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
         except HvdPeerLostError:
             if elastic_member.entered or not elastic_member.is_elastic():
                 raise
-            # A rank is lost before there was anything to lose: the others meet without it.
+            # A rank is lost before the job existed: the others make a rendezvous without it.
 
 
 def _init(comm: Any, process_sets: Sequence[ProcessSet] | str | None) -> None:
@@ -197,14 +198,14 @@ def _prepare(settings: config.Settings) -> None:
 def _found(
     comm: Any, environ: dict[str, str], settings: config.Settings
 ) -> tuple[discovery.Place, store_client.Rendezvous | None]:
-    """The place of this rank, and where it meets the others if that is MPI."""
+    """The rank assignment, and the rendezvous if that is MPI."""
     if settings.values["member"] is not None:
         return elastic_member.joined(settings.values, _core.VERSION, _core.WIRE_VERSION)
     told: discovery.Place | None = None
     try:
         told = discovery.discover(environ)
     except HvdInitError:
-        if not mpi.is_communicator(comm):  # who passes one need not be started in a way that we know
+        if not mpi.is_communicator(comm):  # with a communicator, the launcher may be unknown
             raise
     values = settings.values
     bootstrap.settle_secret(values, told)
@@ -244,7 +245,7 @@ def _register(sets: list[ProcessSet]) -> None:
 def _start(
     place: discovery.Place, settings: config.Settings, store: store_client.Rendezvous | None, layout: HostLayout | None
 ) -> JobLinks | None:
-    """Start the engine; on failure say so to the store and close it."""
+    """Start the engine; on failure report it to the store and close that."""
     boot, links = _Boot(store), None
     try:
         rows = None
@@ -290,7 +291,7 @@ def shutdown() -> None:
         failed = _state.aborts or _core.failure_of_job() is not None
         ends, closers[:] = [close(failed) for close in closers], []  # what they have sent arrives; then they end
         while lib.hvd_shutdown(_core.WAIT_MS) == lib.HVD_AGAIN:
-            pass  # a signal handler may run here; who calls shutdown again goes on with the same one
+            pass  # a signal handler may run here; another call of shutdown continues the same one
         for end in ends:
             end()
         _core.forget_all()
@@ -349,7 +350,7 @@ def is_homogeneous() -> bool:
 
 
 def _hook() -> None:
-    """Exit handling, once per process: only a process that has been a rank has anything to tell."""
+    """Exit handling, once per process: only a process that has been a rank has anything to report."""
     if _state.pid == os.getpid():
         return
     first, _state.pid = _state.pid == 0, os.getpid()
@@ -361,19 +362,19 @@ def _hook() -> None:
 
 
 def _script_ended() -> None:
-    """Before the first exit handler. A rank that runs those gets the time for them, whoever else has failed."""
+    """Before the first exit handler. A rank that runs those gets the time for them, whichever rank has failed."""
     if os.getpid() == _state.pid and lib.hvd_forked() != 1 and lib.hvd_initialized() == 1:
         lib.hvd_script_ended()
 
 
 def abort(what: str, error: BaseException | None = None) -> None:
-    """Tell everyone that this rank ends badly, unless the job has failed already.
+    """Report to all ranks that this one ends badly, unless the job has failed already.
 
-    Where another rank left early this one ends by HvdPeerLostError, which is not the cause: that is whoever left.
+    If another rank left early, this one ends by HvdPeerLostError, and that rank is reported as the cause.
     """
     if os.getpid() != _state.pid or lib.hvd_initialized() != 1 or _core.failure_of_job() is not None:
         return
-    if _core.preparing:  # nobody waits for it
+    if _core.preparing:  # no rank waits for it
         return
     rank, culprit = _core.rank(), _core.rank()
     reason = f"rank {rank}{_host()} {what}"

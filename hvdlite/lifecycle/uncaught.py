@@ -1,24 +1,25 @@
 """Uncaught exceptions: every way in which a rank fails in Python, and the report to the other ranks.
 
-The first failure of a job is the cause that every rank raises, so it has to be said by the rank that it happened to,
-in one line: `rank 1 raised ValueError: boom (train.py:12)`. Three ways lead out of a script, and only two of them pass
+The first failure of a job is the cause that every rank raises, so the rank where it happened has to report it, in one
+line: `rank 1 raised ValueError: boom (train.py:12)`. Three ways lead out of a script, and only two of them pass
 a hook of Python's:
 
-- an exception that nobody catches: sys.excepthook. A script may replace that hook later by one that does not call ours;
-  then Python remembers the exception (sys.last_value), and it is said at exit;
+- an uncaught exception: sys.excepthook. A script may replace that hook later by one that does not call ours;
+  then Python keeps the exception (sys.last_value), and it is reported at exit;
 - one in a thread: threading.excepthook. It ends that thread only, which is no failure of the rank, unless the thread
   has taken part in collectives: then the others wait for what never comes;
-- sys.exit(3) and exit(3) raise SystemExit, which no hook sees, and at exit nobody knows any more why. So both are
-  wrapped, and the exception carries something that sees its end. If that comes when no frame is left, it has ended the
-  script; else somebody has caught it, and it means nothing.
+- sys.exit(3) and exit(3) raise SystemExit, which no hook sees, and at exit the reason is lost. So both are wrapped,
+  and the exception carries an object that notices its end. If that comes when no frame is left, it has ended the
+  script; else the script has caught it.
 
-The traceback that matters is that rank's. The others end by an error that says the same, of which one line is printed;
-none under hvdlite-run, whose last line it is, but where that rank has died without a word.
+The traceback that matters is that rank's. The others end by an error with the same text, and print one line of it.
+Under hvdlite-run they print none, since its last line has it, unless that rank has died without a report.
 
-The handler of a signal may raise in any line of this, as that of torch's DataLoader does whose worker died. So nothing
-here reads files, and what can fail has something simpler behind it.
+A signal handler may raise in any line of this, as torch's DataLoader does when a worker has died. So nothing here reads
+files, and what can fail has a simpler fallback.
 
-Everything else (os._exit, a signal) is seen by others: abort.c in the core and the launcher say what they know.
+Everything else (os._exit, a signal) is seen by other processes: abort.c in the core and the launcher report what they
+know.
 """
 
 from __future__ import annotations
@@ -40,11 +41,11 @@ from ..errors.codes import code_of, coded, uncoded
 if TYPE_CHECKING:
     from ..rendezvous import store_client
 
-_exit: list[tuple[str, int]] = []  # what is to be said of the sys.exit that has ended the script, and the exit code
-_ROOM = 1000  # characters of what an exception says
+_exit: list[tuple[str, int]] = []  # the report of the sys.exit that has ended the script, and the exit code
+_ROOM = 1000  # characters of an exception's text
 _CODE = re.compile(r"\[(HVD\d{3})\](?:\x1b\[\d*m)?[ \t\r]*$", re.MULTILINE)  # Keras prints its causes in bold
 _SAID = re.compile(r"rank \d+( \([^)]*\))? (raised|called) ")  # by the rank itself
-# What a paragraph begins after: an empty line, or "(0) UNKNOWN: " where TensorFlow tells of several errors.
+# What a paragraph begins after: an empty line, or "(0) UNKNOWN: " where TensorFlow reports several errors.
 _BEFORE = re.compile(r"\n\s*\n(?:\x1b\[\d*m)?|^\s*\(\d+\) [A-Za-z_ ]+: ", re.MULTILINE)
 
 
@@ -57,14 +58,14 @@ class _Leaving:
     def __del__(self) -> None:
         try:
             sys._getframe(1)
-        except ValueError:  # nobody called: no script is left
+        except ValueError:  # no caller: no script is left
             _exit[:] = [self._exit]
 
 
 @functools.cache
 def install(report: Callable[[str, BaseException | None], None]) -> None:
-    """Calls `report` with what is to be said of this rank ("raised ..."), and the exception, around Python's own hooks.
-    Of an exception that only says how another rank has failed these print no traceback. Once per process."""
+    """Calls `report` with the report of this rank ("raised ...") and the exception, around Python's own hooks. These
+    print no traceback of an exception that only reports another rank's failure. Once per process."""
     previous, of_threads, leave = sys.excepthook, threading.excepthook, sys.exit
     plain = previous is sys.__excepthook__  # it is quick, so the traceback is there before an mpirun ends this rank
 
@@ -111,8 +112,8 @@ def _say(report: Callable[[str, BaseException | None], None], what: str, error: 
 
 
 def _told(error: BaseException | None, trace: TracebackType | None) -> bool:
-    """Whether the exception only says how another rank has failed, and has been printed in one line: the traceback that
-    matters is that rank's. No line where that rank has said it itself and hvdlite-run does at the end."""
+    """Whether the exception only reports another rank's failure, and has been printed in one line: the traceback that
+    matters is that rank's. No line where that rank has reported it itself and hvdlite-run does at the end."""
     try:
         if isinstance(error, HvdInitError) and error._over:
             return True
@@ -176,8 +177,8 @@ def _carry(called: str, error: SystemExit, frame: FrameType) -> None:
 
 
 def exited() -> tuple[str, BaseException | None] | None:
-    """At exit: what is to be said of this rank if its script ended by an exit with a bad status, or by an exception of
-    which no hook of ours has heard; None: neither."""
+    """At exit: the report of this rank if its script ended by an exit with a bad status, or by an exception that no
+    hook of ours has seen; None: neither."""
     if _exit:
         return _exit[0][0], None
     error = getattr(sys, "last_value", None)
@@ -202,7 +203,7 @@ def _of_exit(called: str, status: Any, frame: FrameType) -> str:
     said = repr(status) if isinstance(status, int) else repr(str(status)[:400])
     text = f"called {called}({said}){_place(_frames(frame))}"
     before = sys.exc_info()[1]
-    if isinstance(before, SystemExit):  # what it says was raised while that one was handled
+    if isinstance(before, SystemExit):  # the error was raised while that one was handled
         before = before.__context__
     if before is not None and not isinstance(before, SystemExit):
         text += f" after {_described(type(before), before, before.__traceback__)}"
@@ -210,8 +211,8 @@ def _of_exit(called: str, status: Any, frame: FrameType) -> str:
 
 
 def refused(store: store_client.Rendezvous, rank: int, error: BaseException, again: bool) -> None:
-    """Tells the others why this rank's init has failed. Who waited in vain is not the cause: who did not come is.
-    again: ranks that cannot reach each other meet anew."""
+    """Reports to the other ranks why this rank's init has failed. A rank that waited in vain is not the cause: the
+    rank that did not come is. again: ranks that cannot reach each other make a new rendezvous."""
     if isinstance(error, HvdTimeoutError) and error.rank is not None and error.rank != rank:
         store.abort(error.rank, _core.lib.HVD_ETIMEOUT, str(error))
     elif isinstance(error, HvdInitError) and error.rank not in (None, rank) and again:

@@ -1,11 +1,13 @@
 """Open a process set in the core on all ranks: they agree on its number and incarnation, and on failures.
 
-The core takes a number that is free on all who open the set, and a life greater than all that they have used. So each
-says what it has in use (`place`), and all take the lowest free number and the next life (`opened`): all ranks of the
-job, or the members of the set alone. Sets without a common rank may have the same; those with one differ in both.
+The core takes a number that is free on all ranks that open the set, and an incarnation greater than all that they have
+used. So each rank announces what it has in use (`place`), and all take the lowest free number and the next incarnation
+(`opened`): all ranks of the job, or the members of the set alone. Sets without a common rank may have the same; those
+with one differ in both.
 
-`Tell` is how they say it: everyone's word, in the order of `among`, over whatever joins them. The second word says who
-has failed. When it is there, every member has taken its place in shared memory, and collectives may begin.
+`Tell` exchanges these messages: one of each rank, in the order of `among`, over any transport between them. The second
+exchange reports which ranks have failed. After it every member has its part of the shared memory, and collectives may
+begin.
 """
 
 from __future__ import annotations
@@ -44,14 +46,14 @@ def address() -> str:
 
 
 def place() -> list[Any]:
-    """What the others must know before a set is opened: the numbers in use here, and the greatest life."""
+    """What other ranks need before a set is opened: the numbers in use here, and the greatest incarnation."""
     return [sorted(_used), _incarnations]
 
 
 def opened(call: str, ranks: list[int], among: Sequence[int], places: Sequence[Any], tell: Tell) -> int:
     """The number of the set, which is open on all of `among`; or raises on all of them, naming the first that failed.
 
-    places: what each of `among` has said of its place.
+    places: the `place` of each of `among`.
     """
     global _incarnations
     taken = {each for used, _ in places for each in used}
@@ -95,7 +97,8 @@ def _close(number: int) -> None:
 
 
 def _streams(number: int, ranks: list[int]) -> Rows | tuple[()]:
-    """A set's streams, for the core. No two ranks are in two sets of one number and life: that names the streams."""
+    """A set's streams, for the core. No two ranks are in two sets of one number and incarnation: that names the
+    streams."""
     if _links is None or _core.rank() not in ranks:
         return ()
     return _links.rows(f"set {number} of {_incarnations}", ranks, _core.raise_failure)

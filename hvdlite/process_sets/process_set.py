@@ -307,7 +307,7 @@ def _refusal(process_set: ProcessSet, ranks: list[int]) -> str | None:
 
 
 def _exchange(verb: str, mine: Any) -> list[Any]:
-    """Everyone's word, by an allgather over all ranks that has a name of its own."""
+    """The messages of all ranks, by an allgather with a name of its own."""
     import json  # sets are rare, and so is the need for it
 
     block = json.dumps(mine).encode()

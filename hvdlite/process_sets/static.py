@@ -1,8 +1,8 @@
 """Static process sets, which a job has from its start.
 
 Those that init(process_sets=[...]) names; they come back with each later init() that names none, so that they are there
-again when the ranks of an elastic job have met anew. The job may be smaller by then, and a set needs its ranks: one
-that has lost some is left out of that life, and so is one that has all ranks. Rank 0 says so. When the job has grown
+again after a new rendezvous of an elastic job. The job may be smaller by then, and a set needs its ranks: one that has
+lost some is left out of that incarnation, and so is one that has all ranks. Rank 0 reports it. When the job has grown
 again the set comes back.
 """
 
@@ -61,7 +61,7 @@ def of_incarnation(sets: list[ProcessSet] | None, rank: int, size: int) -> list[
 
 def _refusal(process_set: ProcessSet, size: int) -> str | None:
     """Why a job of this size cannot have the set; None if it can."""
-    if process_set.mpi_comm is not None:  # its ranks are known when all have met
+    if process_set.mpi_comm is not None:  # its ranks are known after the rendezvous
         return None
     if process_set.ranks[-1] >= size:
         return f"there is no rank {process_set.ranks[-1]} in a job of {size} rank{'s' if size > 1 else ''}"

@@ -1,7 +1,7 @@
 """Bootstrap: this process meets the other ranks, and all agree on what must be the same.
 
 `meet` connects to the launcher's store (or the one rank 0 keeps: standalone_store.py), joins, and exchanges one small
-record per rank: versions, options marked `agreed`, which host it is on and what it was told about it. `disagreement` is
+record per rank: versions, options marked `agreed`, its host, and the host numbers that it was given. `disagreement` is
 the pure part: from all records it makes one sentence that names the option, the ranks and the values, the same on every
 rank (placement.py: where ranks are).
 """
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
     from .placement import HostLayout
 
 _NO_ROUTE = "hvdlite: votes cross over MPI, polled, because no stream joins all ranks (HVDLITE_VOTES=mpi: at once): {}"
-_UNKEPT = ("Slurm", "torchrun", BY_HAND)  # who starts ranks and keeps no store for them
+_UNKEPT = ("Slurm", "torchrun", BY_HAND)  # launchers without a store for their ranks
 
 
 class Met:
-    """For `init`, as its comm: where a caller's ranks meet. rendezvous: an address and a port that all hosts have a
-    route to, if that is known."""
+    """For `init`, as its comm: the rendezvous of a caller's ranks. rendezvous: an address and a port that all hosts
+    have a route to, if that is known."""
 
     def __init__(self, place: Place, store: store_client.Rendezvous | None, rendezvous: tuple[str, int] | None) -> None:
         self.place, self.store, self.rendezvous = place, store, rendezvous
@@ -75,7 +75,7 @@ def meet(
     process_sets: Sequence[Sequence[int]] = (),
     store: store_client.Rendezvous | None = None,
 ) -> tuple[store_client.Rendezvous, HostLayout]:
-    """Where the ranks meet (`store`, or else the launcher's, joined), and where all of them are.
+    """The joined store (`store`, or else the launcher's) and the host layout of all ranks.
 
     process_sets: the ranks of the static sets.
 
@@ -88,7 +88,7 @@ def meet(
     from . import placement
 
     values = settings.values
-    by_hand = values["store_addr"] is not None and values["job_id"] is None  # a launcher of ours tells its job's number
+    by_hand = values["store_addr"] is not None and values["job_id"] is None  # hvdlite-run sets the job's number
     if store is None and (place.source in _UNKEPT or by_hand):
         from . import standalone_store
 
@@ -102,7 +102,7 @@ def meet(
         records = records_of(store.allgather(mine.encode()))
         complaint = disagreement(records) or _core.named(values["plane"], values["algo"])
         if complaint is not None:
-            store.bye()  # everyone says the same and leaves: nobody is lost
+            store.bye()  # all ranks raise the same error and leave: none counts as lost
             raise HvdInitError(coded("HVD104", complaint))
         return store, placement.layout_of(records)
     except BaseException:
@@ -111,7 +111,7 @@ def meet(
 
 
 def records_of(parts: Sequence[bytes]) -> list[dict[str, Any]]:
-    """Everyone's record. What is alike is parsed once, and is one object then: of 500 records each rank reads all."""
+    """The records of all ranks. Equal parts are parsed once and shared: each of 500 ranks reads 500 records."""
     import json
 
     halves = [part.partition(b"\n") for part in parts]
@@ -149,7 +149,8 @@ def _joined(place: Place, values: Mapping[str, Any], version: str, wire: int) ->
 
 
 def completed(place: Place, found: HostLayout | None) -> Place:
-    """The place with what no launcher has told. found: where all ranks are; None for one rank alone."""
+    """The rank assignment, with the numbers that no launcher has set. found: the host layout; None for a single
+    rank."""
     if None not in place[:6]:
         return place
     if found is None:
@@ -187,7 +188,7 @@ def link(
         return None, None
     timeout = values["start_timeout"]
     if values["member"] is not None:
-        timeout /= 2  # a link that is cut is told by its ends, before the others have waited for them in vain
+        timeout /= 2  # the ends of a cut link report it before the other ranks' timeout
     links = mesh.open_links(*given, timeout, values["wire_auth"])
     try:
         return links, links.rows("set 0", range(place.size), store.check)
@@ -219,7 +220,7 @@ def _at_home(rendezvous: tuple[str, int], rank: int) -> bool:
 
 
 def _named(host: str) -> tuple[str, int] | None:
-    """Something to find the route to another host with; None where its name says nothing: then any route may do."""
+    """An address to find the route to another host with; None where its name has none: then any route may do."""
     import socket
 
     try:

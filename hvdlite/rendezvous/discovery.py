@@ -13,11 +13,11 @@
     nothing                                         rank 0 of 1
 
 Why MPI stands before Slurm: under mpirun inside an allocation every rank has SLURM_PROCID=0, and under hydra it is the
-number of the node. A source that is present but not whole (a rank without a size) is an error, because the alternative
-is a job of ones that trains n times the same. So is a job of one beside a variable that says "one of several": a rank
-above 0 or a count above 1 (`_SEVERAL`, TF_CONFIG). Two exceptions: HVDLITE_SIZE=1 is a wish, and what Slurm and PMI say
-beside a whole place of an MPI is of the daemons around it. Host numbers that a launcher does not tell are None: ranks
-find out when they meet, and never by host name.
+number of the node. A source that is present but incomplete (a rank without a size) is an error, because the alternative
+is a job of ones that trains n times the same. So is a job of one beside a variable of a larger job: a rank above 0 or a
+count above 1 (`_SEVERAL`, TF_CONFIG). Two exceptions: the user asks for HVDLITE_SIZE=1, and beside a complete
+assignment by MPI the variables of Slurm and PMI are those of its daemons. Host numbers that a launcher does not set are
+None: ranks compute them at the rendezvous, and never from host names.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from . import slurm
 
 
 class Place(NamedTuple):
-    """Where this process stands in the job. `source` says who told; None is what that source does not tell."""
+    """The rank assignment of this process. `source` names the launcher; None is what that launcher does not set."""
 
     rank: int
     size: int
@@ -102,18 +102,18 @@ _FOREIGN = (
     ),
 )
 
-# A number above this says that the process is one of several.
+# A number above this means that the process is one of several.
 _SEVERAL = {
     **{name: 0 for each in _FOREIGN for name in (each.rank, each.local_rank, each.cross_rank) if name},
     **{name: 1 for each in _FOREIGN for name in (each.size, each.local_size, each.cross_size) if name},
     **dict.fromkeys(("NODE_RANK", "PET_NODE_RANK", "PMIX_RANK", "SLURM_PROCID", "SLURM_LOCALID"), 0),
     **dict.fromkeys(("PET_NNODES", "SLURM_STEP_NUM_TASKS"), 1),
 }
-_DAEMONS = ("SLURM_", "PMI_", "PMIX_")  # told to the daemons of an MPI, and passed on to its ranks
+_DAEMONS = ("SLURM_", "PMI_", "PMIX_")  # set for the daemons of an MPI, and inherited by its ranks
 
 
 def discover(environ: Mapping[str, str]) -> Place:
-    """The place of a process with this environment. Raises HvdInitError naming variables and values."""
+    """The rank assignment of a process with this environment. Raises HvdInitError naming variables and values."""
     place = _own(environ)
     if place is not None:
         return place
@@ -138,7 +138,7 @@ def discover(environ: Mapping[str, str]) -> Place:
 
 
 def _several(environ: Mapping[str, str], place: Place | None) -> list[str]:
-    """The variables that say that this process is one of several. place: what was found."""
+    """The variables of a job of several ranks. place: what was found."""
     source = None if place is None else place.source
     outer = () if source in (None, "torchrun", BY_HAND) else ("SLURM_",) if source == "Slurm" else _DAEMONS
     found = []
@@ -163,7 +163,7 @@ def _workers(text: str) -> int:
 
 
 def _refuse_unsupported(environ: Mapping[str, str]) -> None:
-    """Raises for ranks of an MPI that nobody here knows."""
+    """Raises for ranks of an MPI that hvdlite does not know."""
     if _number(environ, "PMI_SIZE", 1) > 1:
         raise HvdInitError(
             f"PMI_RANK={environ.get('PMI_RANK')!r} and PMI_SIZE={environ.get('PMI_SIZE')!r} are set, but neither "
@@ -180,7 +180,7 @@ def _refuse_unsupported(environ: Mapping[str, str]) -> None:
 
 
 def _refuse_half(environ: Mapping[str, str], several: list[str]) -> None:
-    """Raises where no place was found, but a part of one: the rest was forgotten, or lost on the way."""
+    """Raises where only a part of a rank assignment was found: the rest was forgotten, or lost on the way."""
     # Lightning's launcher sets no RANK, and takes WORLD_SIZE away at the end.
     of_lightning = "NODE_RANK" in environ and "LOCAL_RANK" in environ
     given = [name for name in _WHOLE if environ.get(name)]
@@ -203,7 +203,7 @@ def _refuse_half(environ: Mapping[str, str], several: list[str]) -> None:
 
 
 def told(place: Place, environ: Mapping[str, str]) -> str:
-    """What said so, for people: `RANK=1, WORLD_SIZE=2 (set by hand, or by an operator of Kubernetes)`."""
+    """The variables that were found, as text: `RANK=1, WORLD_SIZE=2 (set by hand, or by an operator of Kubernetes)`."""
     by, names = place.source, [name for each in _FOREIGN if each.title == place.source for name in each[2:] if name]
     if by == BY_HAND:
         by, names = "set by hand, or by an operator of Kubernetes", [*_WHOLE, *_PODS]
@@ -215,7 +215,7 @@ def told(place: Place, environ: Mapping[str, str]) -> str:
 
 
 def _own(environ: Mapping[str, str]) -> Place | None:
-    """The place that HVDLITE_ or HOROVOD_ variables tell: rank and size at least, the rest where it follows."""
+    """The rank assignment by HVDLITE_ or HOROVOD_ variables: rank and size at least, the rest where it follows."""
     found, names = dict[str, int](), list[str]()
     for name in _NUMBERS:
         option = config.option_of(name)
@@ -295,8 +295,8 @@ def _step(environ: Mapping[str, str]) -> Place | None:
 
 
 def _by_hand(environ: Mapping[str, str]) -> Place | None:
-    """The place that scripts of torch.distributed read (env://), or that an operator of Kubernetes tells torchrun,
-    where no torchrun is. Local and cross numbers are found when the ranks meet."""
+    """The rank assignment that scripts of torch.distributed read (env://), or that an operator of Kubernetes sets
+    for torchrun, where no torchrun runs. Local and cross numbers are computed at the rendezvous."""
     environ = {name: environ[name] for name in (*_WHOLE, *_PODS) if environ.get(name)}  # manifests leave some empty
     shown = _shown(environ, list(environ))
     per_pod, pods = environ.get("PET_NPROC_PER_NODE", ""), environ.get("PET_NNODES", "")

@@ -1,8 +1,8 @@
 """A process of an elastic job at the rendezvous: what it sends, and what it receives while it waits.
 
 Its number, from the launcher; and the number of its last commit, which says whether it has state, and how new. Rank 0
-also holds a connection on which the launcher tells of ranks that wait to come and of those that are to go; it is looked
-at when the training function commits.
+also holds a connection on which the launcher announces ranks that wait to join and ranks that are to leave. Rank 0
+reads it when the training function commits.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def is_elastic() -> bool:
 
 
 def joined(values: Mapping[str, Any], version: str, wire: int) -> tuple[discovery.Place, store_client.Store]:
-    """Waits until the next epoch opens; this rank's place in it. Raises HvdRemoved, HvdInitError."""
+    """Waits until the next epoch opens; this rank's assignment in it. Raises HvdRemoved, HvdInitError."""
     from . import store_client
 
     forget_news()
@@ -53,8 +53,8 @@ def joined(values: Mapping[str, Any], version: str, wire: int) -> tuple[discover
 
 
 def wait_preparing(values: Mapping[str, Any]) -> bool:
-    """A process that comes later does all that it has to do first while the others go on: it meets them when its
-    training function begins, and until then its place is a guess (hvd.rank() is not 0). Whether that is so now."""
+    """Whether this process is a newcomer that has not joined yet. It prepares while the other ranks go on, and
+    joins when its training function begins. Until then its rank assignment is a guess (hvd.rank() is not 0)."""
     global entered
     if values["expected_place"] is None or entered:
         return False
@@ -75,7 +75,7 @@ def enter() -> bool:
 
 
 def tell_environment(place: discovery.Place) -> None:
-    """What scripts read of their place in their environment is true again."""
+    """Updates the variables from which scripts read their rank assignment."""
     told = {
         "RANK": place.rank,
         "SIZE": place.size,
@@ -91,8 +91,8 @@ def tell_environment(place: discovery.Place) -> None:
 
 
 def news() -> dict[str, int]:
-    """Of rank 0: how many wait to come ("come") and are to go ("go"). The first call tells the launcher that training
-    has begun."""
+    """Of rank 0: how many ranks wait to join ("come") and how many are to leave ("go"). The first call reports to the
+    launcher that training has begun."""
     if not _values:
         return {}
     if not _news:
@@ -101,12 +101,12 @@ def news() -> dict[str, int]:
 
 
 def trains(returned: bool | None) -> None:
-    """Tells the launcher whether the training function has returned on this rank: its end means another thing then.
-    None: it has raised, and the script may catch that and end well."""
+    """Reports to the launcher whether the training function has returned on this rank: the end of its process has
+    another meaning then. None: it has raised, and the script may catch that and end well."""
     global _returned
     if _values and returned != _returned:
         _returned = returned
-        with contextlib.suppress(HvdInitError, OSError, ValueError):  # without a launcher nobody judges it
+        with contextlib.suppress(HvdInitError, OSError, ValueError):  # without a launcher no report is needed
             _watching(returned).close()
 
 

@@ -1,13 +1,13 @@
 """Host layout: the ranks that share a host, compared with what the launcher assigned. Pure.
 
-A launcher, or a hand-made environment, tells a rank its local rank and how many ranks its host has. If that is wrong,
-ranks wait for memory that no-one can share, or two of them take the same GPU. So every rank brings the identity of its
-host to the meeting (address.host_id), and all of them look at all claims: `misplaced` says in one sentence, the same on
-every rank, who is told what and what is true. What a launcher does not tell (srun knows no cross rank as Horovod counts
-it) `completed` fills in.
+A launcher, or a hand-made environment, gives a rank its local rank and the number of ranks on its host. If these are
+wrong, ranks wait for memory that they cannot share, or two of them take the same GPU. So every rank sends the identity
+of its host to the rendezvous (address.host_id), and each rank checks all claims. `misplaced` names the wrong claim and
+the true value in one sentence, the same on every rank. `completed` computes what a launcher does not set (srun has no
+cross rank as Horovod counts it).
 
-cross_rank counts as in Horovod: among the hosts that have a rank of the same local rank. Launchers that tell the number
-of the host instead are believed as well, where the two agree that no two ranks have the same seat.
+cross_rank counts as in Horovod: among the hosts that have a rank of the same local rank. The number of the host instead
+is accepted as well, if no two ranks have the same local rank and host.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ class HostLayout(NamedTuple):
 
 
 def claims(place: Place, identity: str, host: str) -> dict[str, Any]:
-    """A rank's part of its record: what it was told, and which host it is really on."""
+    """A rank's part of its record: the host numbers that it was given, and the host that it is on."""
     told = {name: getattr(place, name) for name in ("local_rank", "local_size", "cross_rank", "cross_size")}
     return {**told, "host": host, "host_id": identity}
 
 
 def layout_of(records: Sequence[Record]) -> HostLayout:
-    """Where the ranks are, from everyone's record in rank order. Hosts of one name are told apart by a number."""
+    """The host layout, from the records of all ranks in rank order. A number distinguishes hosts of one name."""
     numbers: dict[str, int] = {}
     host_of = [numbers.setdefault(record["host_id"], len(numbers)) for record in records]
     names = [str(record["host"]) for record in records]
@@ -63,7 +63,7 @@ def layout_of(records: Sequence[Record]) -> HostLayout:
 
 
 def completed(place: Place, layout: HostLayout) -> Place:
-    """The place with what the launcher has not told."""
+    """The rank assignment, with the numbers that the launcher has not set."""
     local = layout.on_host_of(place.rank)
     local_rank = local.index(place.rank) if place.local_rank is None else place.local_rank
     fellows = sorted(host for host, ranks in Counter(layout.host_of).items() if ranks > local_rank)
@@ -77,7 +77,7 @@ def completed(place: Place, layout: HostLayout) -> Place:
 
 
 def misplaced(records: Sequence[Record]) -> str | None:
-    """What ranks were told about their hosts that is not so, in one sentence; None if all of it is true."""
+    """The wrong claim of a rank about its host, in one sentence; None if all claims are true."""
     layout = layout_of(records)
     ranks_of: dict[int, list[int]] = {}
     told = Counter((host, record["local_rank"]) for host, record in zip(layout.host_of, records))

@@ -1,8 +1,8 @@
 """Slurm's notation of nodes and tasks. Pure: for rank discovery and for the launcher.
 
 `2(x3),1` are tasks on each node, `n[01-03,7],login` are the nodes' names, of which a name may have several brackets.
-Both come from Slurm's own variables, so a text that cannot be read is somebody's mistake and an error that shows the
-variable; nothing is guessed, and no text makes more than a million names.
+Both come from Slurm's own variables, so a text that cannot be read is an error that shows the variable; nothing is
+guessed, and no text makes more than a million names.
 """
 
 from __future__ import annotations

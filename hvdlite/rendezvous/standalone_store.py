@@ -2,8 +2,8 @@
 
 Under a plain `srun python train.py` all ranks know the job's and the step's number and on which node rank 0 is; under
 torchrun its MASTER_ADDR, MASTER_PORT and run id; where RANK and WORLD_SIZE are set by hand or by an operator of
-Kubernetes, MASTER_ADDR and MASTER_PORT; where HVDLITE_RANK and HVDLITE_SIZE are, HVDLITE_STORE_ADDR. Nobody tells them
-more (what listens at MASTER_PORT is torch's, and believes everybody). So rank 0 starts the store
+Kubernetes, MASTER_ADDR and MASTER_PORT; where HVDLITE_RANK and HVDLITE_SIZE are, HVDLITE_STORE_ADDR. They get nothing
+more (torch's store listens at MASTER_PORT, and authenticates no client). So rank 0 starts the store
 (launcher/store/standalone.py, a process of its own, because it must outlive rank 0 to name it when it dies) on the
 address by which the other nodes know its node, at the first free of a few ports; the others try these in turn. A port
 that answers is the right one if it proves that it knows the job's secret, and that is never sent:
@@ -13,16 +13,17 @@ that answers is the right one if it proves that it knows the job's secret, and t
     (security/job_secret.py)
 
 The secret of the job is drawn from it and these numbers. The first port follows from the numbers, so that ranks with
-different secrets meet there and say so; the others from the secret, so that nobody can hold them all before the job
-comes. Whoever else listens at one of them, or passes on what is said there, is passed over, and named where no store is
-found.
+different secrets connect there and report it. The others follow from the secret, so that no stranger can occupy them
+all before the job starts. Ranks skip any other process that listens at one of these ports or relays its traffic, and
+name it if they find no store.
 
 From there on everything is as with the launcher's store. HVDLITE_STORE_ADDR names rank 0's node another way, where its
 own name leads astray, and HVDLITE_STORE_PORT the port.
 
-Some operators tell rank 0 that its host is "localhost", and the others its name. So the store listens at all addresses
-where rank 0's name stays at home, unless all ranks are known to be on its host, or no other host can have the secret.
-The number of ranks is no part of the port and the secret: the store compares it, and says who was told another.
+Some operators give rank 0 "localhost" as the name of its host, and the other ranks the real name. So the store listens
+at all addresses where rank 0's name stays at home, unless all ranks are known to be on its host, or no other host can
+have the secret. The number of ranks is no part of the port and the secret: the store compares it, and names the rank
+that was given another.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ _ANSWER_S = 3.0
 _HOME = "127.0.0.1"
 _EVERYWHERE = "::" if socket.has_dualstack_ipv6() else "0.0.0.0"
 _keepers: list[subprocess.Popen[bytes]] = []  # of this process, as rank 0
-_known: dict[str, Any] = {}  # what `found` found, for later lives
+_known: dict[str, Any] = {}  # what `found` found, for later incarnations
 
 
 def found(place: Place, environ: Mapping[str, str], values: Mapping[str, Any]) -> dict[str, Any]:
@@ -80,7 +81,7 @@ def found(place: Place, environ: Mapping[str, str], values: Mapping[str, Any]) -
         ip = _HOME if here else _own_address(node, nodes)
         if ip not in (_HOME, _EVERYWHERE):
             _refuse_second(node, ip, ports[0], secret)
-        # Half of the time, so that what it says does not come after a first rank 0 has given up.
+        # Half of the time, so that its error does not come after a first rank 0 has given up.
         port = _keep_alone(place.size, ip, ports, secret, deadline - values["start_timeout"] / 2)
         where = (_HOME if ip == _EVERYWHERE else port["address"], port["port"])
     else:
@@ -90,15 +91,15 @@ def found(place: Place, environ: Mapping[str, str], values: Mapping[str, Any]) -
 
 
 def _step(place: Place, environ: Mapping[str, str], store_addr: str | None) -> tuple[str, list[str]]:
-    """What tells this step of this allocation from every other of the cluster, and its nodes."""
+    """What identifies this step of this allocation in the cluster, and its nodes."""
     job = environ.get("SLURM_JOB_ID") or environ.get("SLURM_JOBID", "")
     step = f"{environ.get('SLURM_CLUSTER_NAME', '')} {job}.{environ.get('SLURM_STEP_ID', '')}"
     return step, slurm.nodes(environ.get("SLURM_STEP_NODELIST", ""), "SLURM_STEP_NODELIST")
 
 
 def _torchrun(place: Place, environ: Mapping[str, str], store_addr: str | None) -> tuple[str, list[str]]:
-    """The same under torchrun, which tells rank 0's node alone. The name of that is no part of it, as below, nor the
-    count of restarts, since nodes need not have the same; an earlier attempt's store ends when its ranks do."""
+    """The same under torchrun, which sets rank 0's node alone. Its name is not part of the identity, as below, nor is
+    the count of restarts, since nodes need not have the same; an earlier attempt's store ends when its ranks do."""
     node, port = environ.get("MASTER_ADDR"), environ.get("MASTER_PORT")
     if not node or not port:
         raise HvdInitError(
@@ -110,8 +111,8 @@ def _torchrun(place: Place, environ: Mapping[str, str], store_addr: str | None) 
 
 
 def _by_hand(place: Place, environ: Mapping[str, str], store_addr: str | None) -> tuple[str, list[str]]:
-    """The same where variables tell the host of rank 0 and a port, and no number of the job. The name of the host is no
-    part of it, since rank 0 may know itself by another."""
+    """The same where variables give the host of rank 0 and a port, and no number of the job. The name of the host is
+    not part of the identity, since rank 0 may have another for itself."""
     port = environ.get("MASTER_PORT") or environ.get("PET_MASTER_PORT") if place.source == BY_HAND else None
     node = store_addr or environ.get("MASTER_ADDR") or environ["PET_MASTER_ADDR"]
     local = environ.get("LOCAL_WORLD_SIZE") if place.source == BY_HAND else str(place.local_size)
@@ -130,7 +131,7 @@ def _check_name(node: str) -> None:
 
 
 def _await_name(node: str, deadline: float) -> None:
-    """Waits until the name of rank 0's host leads somewhere: that of a pod is told to DNS after the pod has started."""
+    """Waits until the name of rank 0's host resolves: DNS knows that of a pod only after the pod has started."""
     while time.monotonic() < deadline:
         try:
             socket.getaddrinfo(node, 0)
@@ -141,7 +142,7 @@ def _await_name(node: str, deadline: float) -> None:
 
 
 def _ports(step: str, secret: bytes) -> list[int]:
-    """The ports to try, in order: one that anybody can compute, and some that only this job can."""
+    """The ports to try, in order: one that any process can compute, and some that only this job can."""
     low, high = _PORTS
     drawn = hashlib.sha256(step.encode()).digest()[:2] + hmac.digest(secret, b"hvdlite ports", "sha256")
     return [low + int.from_bytes(drawn[2 * i : 2 * i + 2], "big") % (high - low) for i in range(_TRIED)]
@@ -197,7 +198,7 @@ def _family(ip: str) -> socket.AddressFamily:
 
 
 def _keep_alone(size: int, ip: str, ports: Sequence[int], secret: bytes, deadline: float) -> dict[str, Any]:
-    """Starts the store where no other with this secret listens at an earlier port: ranks of both jobs would meet there.
+    """Starts the store where no other with this secret listens at an earlier port: ranks of both jobs would join it.
     Waits for the other to end, since it may be what is left of an attempt before."""
     near = _HOME if ip == _EVERYWHERE else ip
     while True:
@@ -228,7 +229,7 @@ def _is_ours(ip: str, port: int, secret: bytes) -> bool:
 
 
 def _keep(size: int, ip: str, ports: Sequence[int], secret: bytes) -> dict[str, Any]:
-    """Starts the store; where it listens. It ends after this process, once nobody is connected any more."""
+    """Starts the store; where it listens. It ends after this process, once it has no connection any more."""
     path = os.pathsep.join(dict.fromkeys(each or os.curdir for each in sys.path))
     keeper = subprocess.Popen(
         python_command.words("hvdlite.launcher.store.standalone", "main()"),
@@ -264,8 +265,8 @@ def _keep(size: int, ip: str, ports: Sequence[int], secret: bytes) -> dict[str, 
 def _seek(
     rank: int, node: str, ports: Sequence[int], secret: bytes, timeout: float, environ: Mapping[str, str], place: str
 ) -> tuple[str, int]:
-    """Where rank 0's store listens, asked for until it answers. A port of somebody else is passed over, also one that
-    leads to the store by way of somebody else. place: what tells this rank's, for the text."""
+    """Where rank 0's store listens, asked for until it answers. A port of another process is skipped, also one that
+    relays to the store. place: the source of this rank's assignment, for the text."""
     deadline, attempt = time.monotonic() + timeout, 0
     reasons: dict[int, str] = {}
     while time.monotonic() < deadline:

@@ -1,13 +1,13 @@
 """Client of the rendezvous store: connect, allgather, report a failure.
 
 `connect` proves that both sides know the job's secret, joins the job and returns once every rank has joined;
-`allgather` then exchanges bytes as often as needed. Afterwards the connection stays open for the life of the job,
-because its end is news: the store tells the others when a rank's connection ends without a `bye`.
+`allgather` then exchanges bytes as often as needed. Afterwards the connection stays open as long as the job runs:
+if a rank's connection ends without a `bye`, the store reports that rank as lost.
 
 The thread that calls `hvdlite.init` is the only caller. While the C engine runs, it owns the socket (it writes ABORT
 frames and reads LOST frames), so nothing here reads a byte beyond the frame that it returns, and nothing is kept in a
-buffer between calls. Frames are signed and counted, and keys and counts are lent with the socket. The descriptor is
-non-blocking; waiting is done by poll, which Ctrl-C interrupts.
+buffer between calls. Frames are signed and counted, and the core borrows keys and counts together with the socket. The
+descriptor is non-blocking; waiting is done by poll, which Ctrl-C interrupts.
 
 Deliberately not here: reconnecting (a lost store is a lost job), threads, and any knowledge of what is exchanged.
 """
@@ -37,7 +37,7 @@ _SLACK_S = (
 
 
 class Rendezvous(Protocol):
-    """Where ranks meet, and stay in touch: a Store, or MPI's World."""
+    """The rendezvous of ranks, and their connection afterwards: a Store, or MPI's World."""
 
     job: int
     epoch: int
@@ -54,7 +54,7 @@ class Rendezvous(Protocol):
         ...
 
     def fileno(self) -> int:
-        """A connection to lend to the core, or -1."""
+        """A connection that the core borrows, or -1."""
         ...
 
     def session(self) -> framing.Session | None:
@@ -66,7 +66,7 @@ class Rendezvous(Protocol):
         ...
 
     def abort(self, culprit: int, code: int, text: str) -> None:
-        """Tells the others why the job ends, if there is a way."""
+        """Reports to the other ranks why the job ends, if there is a way."""
         ...
 
     def bye(self) -> None:
@@ -87,7 +87,7 @@ class Store:
         self._timeout = timeout
         self._round = 0
         self.rank = rank
-        self.unfit = False  # a newcomer whose state is of another form: its end is nobody's loss
+        self.unfit = False  # a newcomer whose state is of another form: its end loses no rank
         self.size = size
         self.epoch = 0  # how many times this rank had joined the job before
         self.job = 0  # the job's number, the same on all ranks
@@ -101,11 +101,11 @@ class Store:
         return 0
 
     def fileno(self) -> int:
-        """The connected socket, to lend to the C core; -1 after `bye`."""
+        """The connected socket, which the C core borrows; -1 after `bye`."""
         return self._sock.fileno() if self._sock is not None else -1
 
     def session(self) -> framing.Session:
-        """The keys and counts of its frames. Whoever has the socket counts in it."""
+        """The keys and counts of its frames. The owner of the socket counts in it."""
         return self._session
 
     def allgather(self, mine: bytes) -> list[bytes]:
@@ -125,14 +125,15 @@ class Store:
         return parts
 
     def check(self) -> None:
-        """Raises what the store says unasked: HvdPeerLostError where a rank has ended, HvdInitError. Never waits."""
+        """Raises what the store has sent unasked: HvdPeerLostError where a rank has ended, HvdInitError. Never
+        waits."""
         watch = select.poll()  # select() knows no descriptor above 1023
         watch.register(self._socket(), select.POLLIN)
         if watch.poll(0):
             self._expect(0, time.monotonic() + _ANSWER_S)
 
     def abort(self, culprit: int, code: int, text: str) -> None:
-        """Tells the store why the job ends. Best effort: raises nothing when the store is gone."""
+        """Reports to the store why the job ends. Best effort: raises nothing when the store is gone."""
         try:
             self._send(framing.ABORT, framing.pack_end(culprit, code, text))
         except (HvdInitError, OSError):
@@ -155,7 +156,7 @@ class Store:
             self._sock = None
 
     def _join(self, version: str, wire: int, commit: int | None = None) -> None:
-        """commit: of a member of an elastic job, which is told rank and size; it waits as long as the store does."""
+        """commit: of a member of an elastic job, which receives rank and size; it waits as long as the store does."""
         says = {
             "rank": self.rank,
             "size": self.size,
@@ -265,8 +266,8 @@ def connect_as(
 
 
 def ended(address: str, port: int, secret: bytes, rank: int, text: str, timeout: float) -> None:
-    """Tells the store how the function of a rank has ended that is not in the job (any more), on a connection of its
-    own. Returns once the store has it. Best effort: raises nothing when the store is gone."""
+    """Reports to the store how the function of a rank outside the job has ended, on a connection of its own.
+    Returns once the store has it. Best effort: raises nothing when the store is gone."""
     limit = time.monotonic() + timeout
     try:
         sock, session = authenticate(address, port, secret, f"rank {rank}", limit)
@@ -280,8 +281,8 @@ def ended(address: str, port: int, secret: bytes, rank: int, text: str, timeout:
 
 class News:
     """A second connection, of rank 0 while it trains: has the launcher something to interrupt training for? It is only
-    read, and only when asked. With `returned` it tells the launcher that the training function has returned (None: has
-    raised; False: begins again). Returns when the launcher knows. Raises HvdInitError, OSError, EOFError."""
+    read, and only when asked. With `returned` it reports to the launcher that the training function has returned (None:
+    has raised; False: begins again). Returns when the launcher knows. Raises HvdInitError, OSError, EOFError."""
 
     def __init__(
         self, address: str, port: int, secret: bytes, member: int, timeout: float, returned: bool | None = False

@@ -1,12 +1,12 @@
 """Addresses of ranks, packed, and the identity of their host.
 
-The address that others are told is the one from which the route to the rendezvous leaves: whatever the interfaces are
-called and however many a host has (docker0 has the same address everywhere), that one reaches the other hosts, because
-it reaches the one they all meet at. Without a rendezvous (bootstrap over MPI) all addresses are told but loopback ones
-and connecting tries each of them; a wrong host is found out by its answer.
+A rank publishes the address from which the route to the rendezvous leaves. However many interfaces a host has (docker0
+has the same address everywhere), that one reaches the other hosts, because it reaches the host of the rendezvous.
+Without a rendezvous (bootstrap over MPI) a rank publishes all addresses but loopback ones, and connecting tries each of
+them; a wrong host is found out by its answer.
 
 Two processes share a host if they can share memory and descriptors: same kernel (boot id), same network namespace (an
-abstract unix socket is how the ranks of a host meet), same host name and ipc namespace (`host_id`, from
+abstract unix socket connects the ranks of a host), same host name and ipc namespace (`host_id`, from
 system/machine_id.py).
 """
 
@@ -52,7 +52,7 @@ class End(NamedTuple):
 
 
 class Address(NamedTuple):
-    """What others need to connect to a rank. `mark` tells hosts apart, `host` is for messages."""
+    """What others need to connect to a rank. `mark` identifies the host, `host` is for messages."""
 
     host: str
     mark: bytes
@@ -141,7 +141,7 @@ def _of_ipv6() -> list[tuple[str, str]]:
 def towards(rendezvous: tuple[str, int], rank: int) -> tuple[socket.AddressFamily, Any]:
     """(family, socket address with port 0) from which the route to the rendezvous leaves. Raises HvdInitError."""
     host, port = rendezvous
-    if not host or host.startswith("/"):  # met over a unix socket: all are on this host
+    if not host or host.startswith("/"):  # rendezvous over a unix socket: all are on this host
         return socket.AF_INET, ("127.0.0.1", 0)
     reasons = []
     try:

@@ -2,13 +2,13 @@
 
 One loop in the caller's thread drives all connections that are being made, without blocking, and hears of those that
 the listener's thread has accepted. A connection that fails is made again with growing pauses, at the peer's next
-address if it told several, until the deadline: the peer may still be starting, a full table passes. Two ends of trying
-come earlier: an answer that no repetition will change (another job, an earlier life), and what `check` raises, by which
-the caller hears of ranks that died meanwhile. Only who has proved himself gives such an answer: that our secret is
-unknown anybody may say, a process of another job on a port that a rank has left, too.
+address if it published several, until the deadline: the peer may still be starting, or its table may be full for a
+while. Two things end the attempts earlier: an answer that no repetition will change (another job, an earlier
+incarnation), and an error of `check`, which reports ranks that died meanwhile. Only an authenticated peer gives such an
+answer. Any process may answer that our secret is unknown, also one of another job on a port that a rank has left.
 
-Whoever is missing at the deadline is named with address, last failure and remedy. On any failure every stream of this
-call is closed: nothing half-made is left.
+The error at the deadline names each missing rank with address, last failure and remedy. On any failure every stream of
+this call is closed: nothing half-made is left.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from .listener import Delivery, Key, Listener, Stream
 ATTEMPT_S = 5.0  # one connection, from SYN to answer
 AT_ONCE_MAX = 64  # connections being made by one call
 CHECK_S = 0.1
-SHOWN_MAX = 3  # ranks that an error tells of in detail
+SHOWN_MAX = 3  # ranks that an error describes in detail
 RETRY_S = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
 _LASTING = {peer_auth.WIRE, peer_auth.JOB, peer_auth.EPOCH, peer_auth.PURPOSE, peer_auth.RELAYED}
 
@@ -183,9 +183,10 @@ def connect(
 ) -> dict[int, Stream]:
     """A connected, authenticated, non-blocking stream to each rank of `addresses`, for this purpose, with its keys.
 
-    addresses: by rank in the job, as the ranks' listeners told them. Each of them calls `connect` with this rank and
-    the same purpose (at most 63 bytes). deadline: a time.monotonic(). check: called about every 0.1 s; what it raises
-    ends the call. Raises HvdInitError naming ranks, addresses and the remedy; no stream of this call is left then.
+    addresses: by rank in the job, as the ranks' listeners have published them. Each of them calls `connect` with this
+    rank and the same purpose (at most 63 bytes). deadline: a time.monotonic(). check: called about every 0.1 s; what it
+    raises ends the call. Raises HvdInitError naming ranks, addresses and the remedy; no stream of this call is left
+    then.
     """
     me = listener.rank
     if me in addresses:
@@ -291,7 +292,7 @@ def _refused(dial: _Dial, listener: Listener) -> HvdInitError:
 def _late(
     listener: Listener, known: Mapping[int, places.Address], dials: list[_Dial], made: Collection[int], purpose: str
 ) -> HvdInitError:
-    """What to tell when the time is up: the ranks that are missing, three of them in detail."""
+    """The error text when the time is up: the ranks that are missing, three of them in detail."""
     missing = sorted(peer for peer in known if peer not in made)
     reasons = {dial.peer: f"could not be reached: {dial.failure}" for dial in dials}
     shown = [

@@ -1,6 +1,6 @@
-"""A few pages over HTTP, to whoever asks on this machine: the metrics of a job and its dashboard.
+"""HTTP server for a few pages, on this machine alone: the metrics of a job and its dashboard.
 
-One thread serves all clients by non-blocking sockets. Who asks proves nothing, so each client is a stranger, and
+One thread serves all clients by non-blocking sockets. No client authenticates, so each is a stranger, and
 security/connection_limits.py bounds their number, their requests and their time. A reply has time in proportion to its
 size. A page is made once a second at most, and all clients are sent the same bytes: one that does not read costs no
 copy.

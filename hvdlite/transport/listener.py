@@ -1,13 +1,13 @@
 """Listener: a thread that accepts connections of peers, authenticates them and keeps them.
 
-Nobody is believed before the proof, and nobody is waited for: one thread serves all by epoll, reads exactly the bytes
-of the message that comes next (what follows CONFIRMED belongs to the core). security/connection_limits.py bounds
-connections that have not proved themselves, and KEPT_MAX streams that nobody has asked for yet (a peer that finds no
-room is told to come again). Neither time nor number ends one that has proved itself: its peer may believe that it is
+The listener trusts no peer before its proof, and waits for none. One thread serves all by epoll, and reads exactly the
+bytes of the message that comes next (what follows CONFIRMED belongs to the core). security/connection_limits.py bounds
+connections that have not proved themselves, and KEPT_MAX streams that no caller has claimed yet (a peer that finds no
+room is asked to try again). Neither time nor number ends one that has proved itself: its peer may believe that it is
 connected, however long one of the two processes was stopped. It ends with its connection, or when the same peer comes
 later for the same.
 
-`claim_streams` hands a stream to whoever waits for it, at once or when it comes. A rank that connects again for the
+`claim_streams` hands a stream to its caller, at once or when it comes. A rank that connects again for the
 same purpose has given up the earlier stream: the newest is kept.
 
 The thread shares two tables with callers, under one lock that is never held over a system call that could block. A
@@ -93,7 +93,7 @@ class _Stranger:
 
 
 class Listener:
-    """This rank's end for others to connect to. Made by `listen`, one per process and life of the job."""
+    """This rank's end for others to connect to. Made by `listen`, one per process and incarnation of the job."""
 
     address: bytes  # packed: what other ranks need to connect
 
@@ -139,13 +139,13 @@ class Listener:
                     self._wanted[key] = delivery
 
     def give_up(self, keys: Collection[Key]) -> None:
-        """Nobody waits for these any more."""
+        """No caller waits for these any more."""
         with self._lock:
             for key in keys:
                 self._wanted.pop(key, None)
 
     def close(self) -> None:
-        """Stops listening and closes what nobody has asked for. Streams that were handed out live on. May be called
+        """Stops listening and closes the streams that no caller has claimed. Claimed streams stay open. May be called
         twice, and in a forked child, whose copies alone are closed then."""
         if not self._open:
             return
@@ -294,7 +294,7 @@ def listen(
     towards: tuple[str, int] | None, secret: bytes, job: int, epoch: int, rank: int, wire: int = WIRE_VERSION
 ) -> Listener:
     """Listens on the address from which the route to `towards`, the rendezvous (store), leaves, IPv4 or IPv6; 127.0.0.1
-    where the ranks meet over a unix socket (a path). None: there is no rendezvous; all addresses are told then.
+    where the rendezvous is a unix socket (a path). None: there is no rendezvous; all addresses are published then.
 
     secret: 32 bytes that all ranks of the job know. Raises HvdInitError when there is no route or no port.
     """

@@ -1,6 +1,6 @@
 """Mesh of links of one incarnation of the job: a listener, the addresses of all, descriptors for the core.
 
-Made by hvdlite/lifecycle/init.py after the ranks have met, where the core will need streams: a job on several hosts, or
+Made by hvdlite/lifecycle/init.py after the rendezvous, where the core will need streams: a job on several hosts, or
 one whose plane is p2p. `rows` connects what a process set needs and gives the descriptors away, by rank in the set, in
 the form that the core takes. All members call it, for the same sets in the same order; its `title` keeps the streams of
 one set from those of another.
@@ -29,7 +29,7 @@ _NO_KEYS = bytes(64)
 
 class Rows(NamedTuple):
     """Descriptors by rank in a set, -1 where there is none, and 64 bytes of keys for each, what this rank signs with
-    and what its peer does. Whoever has the descriptors closes them."""
+    and what its peer does. The owner of the descriptors closes them."""
 
     votes: list[int]
     tensors: list[int]
@@ -38,8 +38,8 @@ class Rows(NamedTuple):
 
 
 class JobLinks:
-    """The streams of one life of the job. `timeout` in seconds is how long a rank is waited for; `signs`: also what
-    crosses the streams of tensors is to be signed (HVDLITE_WIRE_AUTH)."""
+    """The streams of one incarnation of the job. `timeout`: seconds to wait for a rank. `signs`: sign also what
+    crosses the streams of tensors (HVDLITE_WIRE_AUTH)."""
 
     def __init__(
         self,
@@ -96,7 +96,7 @@ class JobLinks:
         return unpack(self._listener.address).ends[0].ip
 
     def close(self) -> None:
-        """Nobody can connect any more; what was given away lives on. Also for a forked child."""
+        """Stops listening; streams that were handed out stay open. Also for a forked child."""
         self._listener.close()
 
 
@@ -111,7 +111,7 @@ def open_links(
     timeout: float,
     signs: bool = False,
 ) -> JobLinks:
-    """Listens, and tells everybody where. allgather: the bootstrap's; all ranks call this."""
+    """Listens, and publishes the address to all ranks. allgather: the bootstrap's; all ranks call this."""
     listener = listen(towards, secret, job, epoch, rank)
     try:
         return JobLinks(listener, allgather(listener.address), host_of, timeout, signs)
@@ -165,7 +165,7 @@ def _close_all(listener: Listener | None, rows: Rows | None) -> None:
 
 
 def tree(host_of: Sequence[int], me: int) -> list[int]:
-    """The places in a set whose votes cross to and from `me`: none unless it is the first of its host there."""
+    """The ranks in a set whose votes cross to and from `me`: none unless it is the first of its host there."""
     hosts = sorted(set(host_of), key=list(host_of).index)
     leaders = [list(host_of).index(host) for host in hosts]
     if me not in leaders:

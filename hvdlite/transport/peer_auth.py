@@ -6,11 +6,11 @@
     connector:  CONFIRMED  one byte: I have seen your proof, the stream is ours
 
 A proof is an HMAC-SHA256 with the job's secret over a label, the acceptor's nonce and the whole claim (and so both
-nonces, both ranks, the life of the job, the purpose, and the addresses and ports of both ends). The labels of the two
-sides differ, so that nothing that one side says can be sent back to it; the nonces are fresh, so that nothing can be
-said twice; the ends are in it, so that nothing can be passed on (security/handshake.py). What a peer claims is looked
-at only after its proof has held. The last byte says that the stream is used: without it, an acceptor that was asked
-twice (an answer was lost) could keep the wrong one of two streams.
+nonces, both ranks, the incarnation of the job, the purpose, and the addresses and ports of both ends). The labels of
+the two sides differ, so that no message of one side can be reflected to it; the nonces are fresh, so that no message
+can be replayed; the ends are in it, so that no message can be relayed (security/handshake.py). A peer's claim is read
+only after its proof has been verified. The last byte confirms that the stream is used: without it, an acceptor that was
+asked twice (an answer was lost) could keep the wrong one of two streams.
 
 From the nonces and the claim come two keys, one for each direction, by which the core signs what crosses the stream.
 
@@ -29,7 +29,7 @@ from ..security.handshake import ENDS_BYTES
 
 MAGIC = b"hvdlink2"
 NONCE_BYTES = PROOF_BYTES = 32
-PURPOSE_BYTES = 64  # the first says how many of the others count
+PURPOSE_BYTES = 64  # the first is the length of the rest
 CONFIRMED = b"\x06"
 
 _CLAIM = struct.Struct(f"!8sIQIII{PURPOSE_BYTES}s{ENDS_BYTES}s{NONCE_BYTES}s")
@@ -53,7 +53,7 @@ _REASONS = {
 
 
 class Claim(NamedTuple):
-    """Who wants a stream with whom, in which life of which job, and what for."""
+    """The two ranks of a stream, the incarnation of the job, and the purpose."""
 
     wire: int
     job: int
@@ -61,7 +61,7 @@ class Claim(NamedTuple):
     source: int  # the rank that connects
     target: int  # the rank that accepts
     purpose: str
-    ends: bytes = bytes(ENDS_BYTES)  # of the connection, as _handshake.ends_of says them
+    ends: bytes = bytes(ENDS_BYTES)  # of the connection, as handshake.ends_of has them
 
 
 def greeting() -> tuple[bytes, bytes]:
@@ -87,7 +87,7 @@ def make_claim(secret: bytes, claim: Claim, nonce: bytes) -> bytes:
 
 
 def read_claim(secret: bytes, nonce: bytes, message: bytes) -> Claim | None:
-    """The claim in a message of CLAIM_BYTES; None if whoever sent it does not know the secret and our nonce."""
+    """The claim in a message of CLAIM_BYTES; None if its sender does not know the secret and our nonce."""
     body, proof = message[: _CLAIM.size], message[_CLAIM.size :]
     if not hmac.compare_digest(proof, _prove(secret, b"hvdlite link, connects:", nonce + body)):
         return None
@@ -114,14 +114,14 @@ def verdict_on(claim: Claim, expected: Claim) -> int:
 
 
 def answer(secret: bytes, nonce: bytes, message: bytes, verdict: int, ends: bytes) -> bytes:
-    """The acceptor's message about a claim. It proves nothing to who has proved nothing."""
+    """The acceptor's message about a claim. It proves nothing to a peer that has proved nothing."""
     if verdict == UNKNOWN:
         return _ANSWER.pack(UNKNOWN, bytes(ENDS_BYTES), bytes(PROOF_BYTES))
     return _ANSWER.pack(verdict, ends, _prove(secret, _accepting(verdict, ends), nonce + message))
 
 
 def read_answer(secret: bytes, nonce: bytes, message: bytes, said: bytes) -> tuple[int, bytes] | None:
-    """The acceptor's verdict on our claim `message`, and the ends that it sees; None if whoever said it does not know
+    """The acceptor's verdict on our claim `message`, and the ends that it sees; None if its sender does not know
     the secret."""
     verdict, ends, proof = _ANSWER.unpack(said)
     if verdict == UNKNOWN:

@@ -26,7 +26,7 @@ from . import process
 from .agent import FORWARDED, ORPHAN_S, WAKING
 
 GONE_S = ORPHAN_S + 2.5
-_LENT, _BACK = b"L", b"B"
+_BORROWED, _BACK = b"L", b"B"
 _ENDED = select.POLLRDHUP | select.POLLHUP | select.POLLERR
 
 
@@ -53,7 +53,7 @@ def guarded(serve: Callable[[int], int], outer: int = -1) -> int:
 def lend(hangup: int, control: socket.socket) -> None:
     """As the child: from now on the guard watches this stream, too."""
     with socket.socket(fileno=os.dup(hangup)) as to_guard:
-        socket.send_fds(to_guard, [_LENT], [control.fileno()])
+        socket.send_fds(to_guard, [_BORROWED], [control.fileno()])
 
 
 def take_back(hangup: int, control: socket.socket) -> None:

@@ -28,7 +28,7 @@ static struct scene {
     struct fuzz_input input;
     struct ranks ranks;
     struct hvd_set set;
-    struct hvd_wires wires;
+    struct hvd_stream_table wires;
     struct hvd_link *link[RANKS_MAX];
     int member[RANKS_MAX], me;
     uint64_t later_ns; /* how far time has passed */

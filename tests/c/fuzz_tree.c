@@ -43,7 +43,7 @@ struct scene {
     struct fuzz_input input;
     struct ranks ranks;
     struct hvd_set set;
-    struct hvd_wires wires;
+    struct hvd_stream_table wires;
     struct hvd_link *link[RANKS_MAX];
     int member[RANKS_MAX];
     struct wire wire[HVD_NEAR_MAX];

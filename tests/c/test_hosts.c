@@ -141,7 +141,7 @@ static void junk_ends_the_job(struct hvd_engine *engine, int rank, int size)
     sum(engine, rank, size, 10);
     memset(bytes, 0x5a, sizeof bytes);
     crew_meet(); /* who is slower than the one that sends it must not have the sum spoilt */
-    struct hvd_wires *wires = junk.to_tensors ? engine->global->wires : engine->global->vote_wires;
+    struct hvd_stream_table *wires = junk.to_tensors ? engine->global->wires : engine->global->vote_wires;
     for (int peer = 0; rank == junk.rank && peer < size; peer++)
         if (wires->link[peer])
             CHECK(write(wires->link[peer]->fd, bytes, sizeof bytes) == sizeof bytes);

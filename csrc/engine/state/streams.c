@@ -39,9 +39,10 @@ static int note(struct hvd_engine *engine, int fd, struct hvd_error *error)
     return HVD_OK;
 }
 
-static struct hvd_wires *new_wires(struct hvd_engine *engine, int size, struct hvd_error *error)
+static struct hvd_stream_table *new_wires(struct hvd_engine *engine, int size, struct hvd_error *error)
 {
-    struct hvd_wires *wires = calloc(1, sizeof *wires + (size_t)size * (sizeof wires->of[0] + sizeof wires->link[0]));
+    struct hvd_stream_table *wires =
+        calloc(1, sizeof *wires + (size_t)size * (sizeof wires->of[0] + sizeof wires->link[0]));
     if (!wires) {
         hvd_fail(error, HVD_ENOMEM, HVD951 "rank %d: no memory for streams", engine->options.rank);
         return NULL;
@@ -62,14 +63,14 @@ static int open_link(struct hvd_link *link, int fd, int peer, const unsigned cha
 }
 
 int hvd_stream_open(struct hvd_engine *engine, const struct hvd_streams *streams, bool votes, const int *member,
-                    int size, struct hvd_wires **wires, struct hvd_error *error)
+                    int size, struct hvd_stream_table **wires, struct hvd_error *error)
 {
     const int *fd = votes ? streams->vote_fd : streams->tensor_fd;
     const unsigned char *keys = votes ? streams->vote_keys : streams->tensor_keys;
     *wires = NULL;
     if (!fd)
         return HVD_OK;
-    struct hvd_wires *mine = new_wires(engine, size, error);
+    struct hvd_stream_table *mine = new_wires(engine, size, error);
     int code = mine ? HVD_OK : HVD_ENOMEM;
     for (int peer = 0; peer < size; peer++) {
         if (fd[peer] < 0)
@@ -98,9 +99,9 @@ int hvd_stream_open(struct hvd_engine *engine, const struct hvd_streams *streams
 }
 
 int hvd_stream_open_mpi(struct hvd_engine *engine, uintptr_t comm, const int *member, int size, const int *peers,
-                        int count, struct hvd_wires **wires, struct hvd_error *error)
+                        int count, struct hvd_stream_table **wires, struct hvd_error *error)
 {
-    struct hvd_wires *mine = *wires = new_wires(engine, size, error);
+    struct hvd_stream_table *mine = *wires = new_wires(engine, size, error);
     for (int i = 0; mine && i < count; i++) {
         struct hvd_link *link = &mine->of[peers[i]];
         link->self = (void *)comm;
@@ -113,7 +114,7 @@ int hvd_stream_open_mpi(struct hvd_engine *engine, uintptr_t comm, const int *me
     return mine ? HVD_OK : HVD_ENOMEM;
 }
 
-void hvd_stream_close(struct hvd_engine *engine, struct hvd_wires *wires)
+void hvd_stream_close(struct hvd_engine *engine, struct hvd_stream_table *wires)
 {
     if (!wires)
         return;
@@ -126,7 +127,7 @@ void hvd_stream_close(struct hvd_engine *engine, struct hvd_wires *wires)
     free(wires);
 }
 
-static void add(struct hvd_link_counts *sum, const struct hvd_wires *wires)
+static void add(struct hvd_link_counts *sum, const struct hvd_stream_table *wires)
 {
     for (int peer = 0; wires && peer < wires->size; peer++) {
         const struct hvd_link_counts *counts = &wires->of[peer].counts;

@@ -24,7 +24,7 @@ struct hvd_streams {
 };
 
 /* Of one set, by rank in the set. */
-struct hvd_wires {
+struct hvd_stream_table {
     int size;
     struct hvd_link *of;
     struct hvd_link **link; /* NULL: none */
@@ -39,11 +39,11 @@ static inline struct hvd_streams hvd_stream_of(const struct hvd_options *options
  * called in the job. votes: those for votes, which are read at all times; else those for tensors. Takes all descriptors
  * over, also where it fails. */
 int hvd_stream_open(struct hvd_engine *engine, const struct hvd_streams *streams, bool votes, const int *member,
-                    int size, struct hvd_wires **wires, struct hvd_error *error);
+                    int size, struct hvd_stream_table **wires, struct hvd_error *error);
 /* The same over MPI, for votes to `count` ranks of the set: comm is the communicator of its members, in their order. */
 int hvd_stream_open_mpi(struct hvd_engine *engine, uintptr_t comm, const int *member, int size, const int *peers,
-                        int count, struct hvd_wires **wires, struct hvd_error *error);
-void hvd_stream_close(struct hvd_engine *engine, struct hvd_wires *wires); /* NULL is fine */
+                        int count, struct hvd_stream_table **wires, struct hvd_error *error);
+void hvd_stream_close(struct hvd_engine *engine, struct hvd_stream_table *wires); /* NULL is fine */
 /* Any thread: close what was given to a call that came to nothing. */
 void hvd_stream_drop(const struct hvd_streams *streams, int count);
 
