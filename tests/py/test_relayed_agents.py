@@ -113,7 +113,7 @@ def test_what_an_agent_has_not_sent_ends_its_streams_with_a_text(how, stream):
     with branching() as (branch, far):
         sock, session = far[stream]
         sock.sendall(changes(session, 1, PONG)[how])
-        read = branch.news if stream == "control" else branch.said
+        read = branch.news if stream == "control" else branch.read_output
         assert read() is None and SEEN in branch.why
         assert both_have_ended(far)
 
@@ -125,7 +125,7 @@ def test_what_came_whole_before_a_forged_frame_is_used(stream):
         said = b'{"what": "pong"}' if stream == "control" else b"\0\0\0\7a last line"
         true = session.pack(1, said)
         sock.sendall(true + changes(session, 1, said)["changed body"] + true)
-        read = branch.news if stream == "control" else branch.said
+        read = branch.news if stream == "control" else branch.read_output
         assert read() == ([{"what": "pong"}] if stream == "control" else [(1, 7, b"a last line")])
         assert SEEN in branch.why and read() is None and both_have_ended(far)
 
@@ -136,7 +136,7 @@ def test_a_stream_that_ends_within_a_frame_is_told(stream):
         sock, session = far[stream]
         sock.sendall(session.pack(1, PONG)[:-1])
         sock.shutdown(socket.SHUT_WR)
-        read = branch.news if stream == "control" else branch.said
+        read = branch.news if stream == "control" else branch.read_output
         assert read() == [] and not branch.why
         assert read() is None and "the connection ended within frame 1" in branch.why
 
@@ -152,7 +152,7 @@ def test_output_that_ends_before_its_ranks_do_is_told_whatever_control_has_said_
             assert len(branch.news()) == 2
         output.sendall(said.pack(agent.STDOUT, b"\0\0\0\3line") + said.pack(agent.ENDED, b"\0\0\0\0"))
         output.close()
-        assert branch.said() == [(agent.STDOUT, 3, b"line"), (agent.ENDED, 0, b"")] and branch.said() is None
+        assert branch.read_output() == [(agent.STDOUT, 3, b"line"), (agent.ENDED, 0, b"")] and branch.read_output() is None
         branch.output.close()
         assert bool(branch.why) == told
         if not told:
