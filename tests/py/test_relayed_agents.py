@@ -76,7 +76,7 @@ def test_a_handshake_of_a_store_is_worth_nothing_to_a_launcher():
 
 
 @contextlib.contextmanager
-def branching():
+def linking():
     """The AgentLink of an agent that has reported, and the agent's ends: {stream: (socket, session)}."""
     with mustering() as (place, arrivals):
         hello = {"silence": 5}
@@ -87,10 +87,10 @@ def branching():
             time.sleep(0.005)
         by_port = {each.sock.getpeername()[1]: each for each in arrivals}
         control, output = (by_port[far[name][0].getsockname()[1]] for name in ("control", "output"))
-        branch = reported(1, "b", control, output)
-        branch.output.setblocking(True)
+        link = reported(1, "b", control, output)
+        link.output.setblocking(True)
         try:
-            yield branch, far
+            yield link, far
         finally:
             for sock, _ in far.values():
                 sock.close()
@@ -110,57 +110,57 @@ STREAMS = pytest.mark.parametrize("stream", ["control", "output"])
 @pytest.mark.parametrize("how", CHANGES)
 @STREAMS
 def test_what_an_agent_has_not_sent_ends_its_streams_with_a_text(how, stream):
-    with branching() as (branch, far):
+    with linking() as (link, far):
         sock, session = far[stream]
         sock.sendall(changes(session, 1, PONG)[how])
-        read = branch.news if stream == "control" else branch.read_output
-        assert read() is None and SEEN in branch.why
+        read = link.news if stream == "control" else link.read_output
+        assert read() is None and SEEN in link.why
         assert both_have_ended(far)
 
 
 @STREAMS
 def test_what_came_whole_before_a_forged_frame_is_used(stream):
-    with branching() as (branch, far):
+    with linking() as (link, far):
         sock, session = far[stream]
         said = b'{"what": "pong"}' if stream == "control" else b"\0\0\0\7a last line"
         true = session.pack(1, said)
         sock.sendall(true + changes(session, 1, said)["changed body"] + true)
-        read = branch.news if stream == "control" else branch.read_output
+        read = link.news if stream == "control" else link.read_output
         assert read() == ([{"what": "pong"}] if stream == "control" else [(1, 7, b"a last line")])
-        assert SEEN in branch.why and read() is None and both_have_ended(far)
+        assert SEEN in link.why and read() is None and both_have_ended(far)
 
 
 @STREAMS
 def test_a_stream_that_ends_within_a_frame_is_told(stream):
-    with branching() as (branch, far):
+    with linking() as (link, far):
         sock, session = far[stream]
         sock.sendall(session.pack(1, PONG)[:-1])
         sock.shutdown(socket.SHUT_WR)
-        read = branch.news if stream == "control" else branch.read_output
-        assert read() == [] and not branch.why
-        assert read() is None and "the connection ended within frame 1" in branch.why
+        read = link.news if stream == "control" else link.read_output
+        assert read() == [] and not link.why
+        assert read() is None and "the connection ended within frame 1" in link.why
 
 
 @pytest.mark.parametrize("told", [False, True])
 def test_output_that_ends_before_its_ranks_do_is_told_whatever_control_has_said_by_then(told):
-    with branching() as (branch, far):
+    with linking() as (link, far):
         (control, news), (output, said) = far["control"], far["output"]
-        branch.ranks = {0, 3}
+        link.ranks = {0, 3}
         started = news.pack(1, b'{"what": "started", "rank": 0}') + news.pack(1, b'{"what": "started", "rank": 3}')
         if told:
             control.sendall(started)
-            assert len(branch.news()) == 2
+            assert len(link.news()) == 2
         output.sendall(said.pack(agent.STDOUT, b"\0\0\0\3line") + said.pack(agent.ENDED, b"\0\0\0\0"))
         output.close()
-        assert branch.read_output() == [(agent.STDOUT, 3, b"line"), (agent.ENDED, 0, b"")] and branch.read_output() is None
-        branch.output.close()
-        assert bool(branch.why) == told
+        assert link.read_output() == [(agent.STDOUT, 3, b"line"), (agent.ENDED, 0, b"")] and link.read_output() is None
+        link.output.close()
+        assert bool(link.why) == told
         if not told:
             control.sendall(started)
-            assert len(branch.news()) == 2
-        assert not branch.cut
-        branch.done = True
-        assert "output from host b is lost: its connection ended before the output of rank 3 did" in branch.cut
+            assert len(link.news()) == 2
+        assert not link.cut
+        link.done = True
+        assert "output from host b is lost: its connection ended before the output of rank 3 did" in link.cut
 
 
 MEDDLING = """
