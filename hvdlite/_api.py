@@ -1,6 +1,6 @@
 """The public names that need no framework, stated once: `hvdlite`, `hvdlite.numpy` and `hvdlite.torch` all show them.
 
-Whoever adds such a name adds it here, twice (the import and `__all__`; a linter compares them), and nowhere else. What
+A new name is added here, twice (the import and `__all__`; a linter compares them), and nowhere else. What
 takes tensors is bound to an adapter in hvdlite/numpy.py and hvdlite/torch/__init__.py.
 
 Nothing here loads NumPy: a script that only asks for its rank does not pay for it.

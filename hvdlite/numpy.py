@@ -40,7 +40,7 @@ _DTYPES = {np.dtype(name): number for name, number in _core.DTYPES.items() if na
 
 
 def _number(dtype: np.dtype) -> int | None:
-    """The core's number of a dtype; None: it has none. Whoever has an array of ml_dtypes has imported that."""
+    """The core's number of a dtype; None: it has none. A script with an array of ml_dtypes has imported that."""
     number = _DTYPES.get(dtype)
     return _core.DTYPES.get(dtype.name) if number is None and dtype.type.__module__ == "ml_dtypes" else number
 

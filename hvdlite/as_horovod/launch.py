@@ -1,8 +1,8 @@
 """`horovod.runner` and below: what scripts ask the launcher's side for, which is their place before init().
 
-The rank is looked for where init() will look, so that who reads it early and who asks hvd.rank() agree.
-`run` starts ranks from Python, and the command is there as a function. There is no console script `horovodrun`,
-which would take the place of one that is installed: say hvdlite-run --as-horovod.
+The rank is looked for where init() will look, so that an early reader and hvd.rank() agree. `run` starts ranks from
+Python, and the command is there as a function. There is no console script `horovodrun`, which would take the place of
+one that is installed: say hvdlite-run --as-horovod.
 """
 
 from __future__ import annotations

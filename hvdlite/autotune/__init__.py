@@ -1,6 +1,6 @@
 """Finds the size of buckets that makes training steps shortest, while the training runs: `hvdlite-run --autotune ...`.
 
-    hvd.autotune.step()      a step is over; hvd.DistributedOptimizer says so by itself
+    hvd.autotune.step()      a step is over; hvd.DistributedOptimizer reports it itself
     hvd.autotune.reopen()    search anew, from now on
 
 It is over within 50 steps and keeps the default unless another setting is better beyond the noise that it has measured

@@ -75,7 +75,7 @@ class Tuner:
         self._setting = self.settings[0] if self._warmup else next(self._search)
 
     def step(self, source: Any = None) -> None:
-        """A step is over. source: the optimizer that made it; None: the script says so itself."""
+        """A step is over. source: the optimizer that made it; None: the script reports it itself."""
         if not self.searching or not self._counts(source):
             return
         now, last = self.clock(), self._last

@@ -2,7 +2,7 @@
 
 This is the only file that reads os.environ. It uses the standard library alone and imports quickly, because the
 launcher takes its flags from it. Values are checked when they are read (at init, never at import): a value that cannot
-be is an HvdOptionError naming variable and value; a HVDLITE_ variable nobody knows is warned about with the nearest
+be is an HvdOptionError naming variable and value; an unknown HVDLITE_ variable is warned about with the nearest
 name, not refused, since an environment may well be made for another version.
 """
 

@@ -53,7 +53,7 @@ class BaseDataLoader:
 
 
 class _Reading:
-    """One pass: a thread that fills a queue until it is at the end or nobody wants more."""
+    """One pass: a thread that fills a queue until it is at the end or its reader has stopped."""
 
     def __init__(self, batches: Iterator[Any], ahead: int, debug: bool) -> None:
         self._batches, self._debug = batches, debug
@@ -96,7 +96,7 @@ class _Reading:
         self._drain()
         self._thread.join()
         self._drain()
-        self._queue.put((_END, None))  # for whoever still waits
+        self._queue.put((_END, None))  # for a reader that still waits
 
     def _drain(self) -> None:
         try:

@@ -17,7 +17,7 @@ A state may also be kept in a file (`State.save_to`), from which a job that is s
 is about to be taken away the launcher tells the ranks so: they save at the next commit, and end with PREEMPTED if the
 file has that commit, else with UNKEPT.
 
-While state is sent nobody's saved copy changes: whoever is lost meanwhile, the others can go back. A newcomer whose
+While state is sent no rank's saved copy changes: if a rank is lost meanwhile, the others can go back. A newcomer whose
 model is another one cannot take the state: it alone raises the error, and the others meet again without it.
 """
 
@@ -227,7 +227,7 @@ class State:
         told = what, news.get("end"), self._file is not None and self._file.taken
         what, ends, taken = self._bcast_object(told)
         if self._file is not None:
-            self._file.taken = taken  # whoever is rank 0 next leaves the file alone, too
+            self._file.taken = taken  # the next rank 0 leaves the file alone, too
         if ends:
             raise _Preempted
         if what != HostUpdateResult.no_update:

@@ -28,7 +28,7 @@ from ..errors.codes import coded
 MAGIC = b"hvdlite state 1\n"
 _HEAD = struct.Struct("<16s32sQ")  # MAGIC, SHA-256, bytes that follow
 _CHUNK = 1 << 20
-_PART_AGE = 3600  # seconds after which nobody writes a part any more, on whatever host
+_PART_AGE = 3600  # seconds after which no process writes a part any more, on any host
 _QUIET = 60  # seconds from one warning to the next
 
 
@@ -100,7 +100,7 @@ class Kept:
         return not self._behind
 
     def _is_taken(self) -> bool:
-        """Whether another job writes the file as well; says so when it is found out."""
+        """Whether another job writes the file as well; prints it when it is found out."""
         head = b"" if self.taken else _head_of(self._path)
         if head and self._head not in (None, head):
             self.taken = True
@@ -172,11 +172,11 @@ def _remove_parts(path: str) -> None:
             part = os.path.join(folder, found[0])
             with contextlib.suppress(OSError):
                 old = time.time() - os.stat(part).st_mtime > _PART_AGE
-                if old or (found[1] == _host() and not _incarnations(int(found[2]))):
+                if old or (found[1] == _host() and not _is_alive(int(found[2]))):
                     os.unlink(part)
 
 
-def _incarnations(pid: int) -> bool:
+def _is_alive(pid: int) -> bool:
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

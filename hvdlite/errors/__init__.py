@@ -40,7 +40,7 @@ class HvdError(RuntimeError):
         return code_of(str(self))
 
 
-# What a collective can end with. Whoever waits for several takes these as their outcome and waits for the others; all
+# Outcomes of a collective. A caller that waits for several takes these as their outcome and waits for the others; all
 # else comes from a signal handler of the user's (Ctrl-C, an alarm), which comes out at once.
 OUTCOMES = (HvdError, MemoryError, ValueError)
 

@@ -1,6 +1,6 @@
 """Warnings that point at the user's line: the nearest frame outside of hvdlite and its frameworks.
 
-Frameworks are told by the first part of a module's name, so it does not matter where they are installed.
+Frameworks are recognized by the first part of a module's name, so it does not matter where they are installed.
 A fixed stacklevel cannot do this: the same warning comes from `step()`, a hook of autograd and a callback of Keras.
 In a thread without a line of the user's (a reader, TensorFlow's own) the warning names hvdlite's line.
 """

@@ -1,8 +1,8 @@
 """Driver of a job on the workers of Ray, Spark or Dask: ranks for the workers, results and errors back.
 
 In the driver, `DriverStore` keeps the store that hvdlite-run keeps (launcher/store/server.py), in a thread, and makes
-the environment of each rank. In the worker, `made` puts that environment in place, calls the user's function, and tells
-the other ranks how it ended: an engine catches the exception and keeps the worker, so no hook of ours sees it. What
+the environment of each rank. In the worker, `made` sets that environment, calls the user's function, and reports to the
+other ranks how it ended: an engine catches the exception and keeps the worker, so no hook of ours sees it. What
 comes of the call goes back as an `Answer`, also an exception: engines show that of any rank, among many lines of their
 own. In the driver again, `WorkerAnswers` takes answers and losses as they come and raises the first that is no
 consequence of another, with the traceback of its rank.
@@ -61,7 +61,7 @@ def library(name: str, extra: str) -> Any:
 
 class DriverStore:
     """The store of one job of `size` ranks, in a thread of this process. address: of this host, one that all workers
-    reach. Ends with `close`, or when nobody refers to it any more. Raises OSError where it cannot listen."""
+    reach. Ends with `close`, or without a reference to it. Raises OSError where it cannot listen."""
 
     def __init__(self, size: int, address: str, start_timeout: float = START_TIMEOUT_S) -> None:
         from ..launcher.store.server import StoreServer
@@ -77,7 +77,8 @@ class DriverStore:
 
     def environ(self, rank: int, local: tuple[int, int] | None = None) -> dict[str, str | None]:
         """Of this rank; None: a variable that must not be set. local: its number on its host and of how many, where
-        that is known (by machine_id.host_id, never by the engine's nodes); else the ranks find out when they meet."""
+        that is known (by machine_id.host_id, never by the engine's nodes); else the ranks find out at the
+        rendezvous."""
         found: dict[str, Any] = {
             "RANK": rank,
             "SIZE": self.size,
@@ -95,12 +96,12 @@ class DriverStore:
         return {**dict.fromkeys(_OTHERS), **{config.ALIAS_PREFIX + name: None for name in found}, **own}
 
     def who(self, rank: int) -> str:
-        """`rank 1 (pid 7 on host)`, as far as it has said so."""
+        """`rank 1 (pid 7 on host)`, as far as it has reported it."""
         return self._who(rank)
 
     def lost(self, rank: int, why: str, who: str | None = None) -> str:
-        """The engine says that this worker is gone: the other ranks are told, now and when they come. The text. who:
-        where the engine knows it; else what the rank has said."""
+        """The engine reports that this worker is gone: the other ranks get the error, now or when they join. Returns
+        the text. who: where the engine knows it; else what the rank has reported."""
         text = f"{who or self.who(rank)} is lost: {uncoded(why)}"
         self._ends.put((rank, coded("HVD450", text)))
         return text
@@ -213,7 +214,7 @@ def _alone(seconds: float) -> Iterator[None]:
 
 
 def tell(error: BaseException) -> None:
-    """Tells the other ranks that this one ends by this exception."""
+    """Reports to the other ranks that this one ends by this exception."""
     init.abort(_raised(error), error)
 
 
@@ -222,8 +223,8 @@ def _raised(error: BaseException) -> str:
 
 
 def ended(environ: Mapping[str, str | None], error: BaseException | None) -> None:
-    """Tells the store that the function of this rank has ended, which is not in the job: nobody hears of it otherwise
-    who waits for it in init(). A consequence is no news there."""
+    """Reports to the store that the function of this rank has ended outside the job: ranks that wait for it in init()
+    would not learn of it otherwise. A consequence of another failure is not reported."""
     if error is not None and is_consequence(error):
         return
     where = [environ.get(config.PREFIX + name) or "" for name in ("STORE_ADDR", "STORE_PORT", "SECRET_KEY", "RANK")]
@@ -271,7 +272,7 @@ def leave() -> None:
 
 
 def is_consequence(error: BaseException | None) -> bool:
-    """Whether it only says that another rank has failed."""
+    """Whether it only reports that another rank has failed."""
     while error is not None and not isinstance(uncaught.meant(error), HvdPeerLostError):
         error = error.__cause__
     return error is not None
@@ -309,7 +310,7 @@ class WorkerAnswers:
     @property
     def over(self) -> bool:
         """Whether there is nothing to wait for: all have answered, or it has failed and those still missing have had
-        the time to say more."""
+        the time to report more."""
         return len(self._came) == self.size or time.monotonic() > self._until
 
     def answer(self, answer: Answer) -> None:
@@ -319,7 +320,7 @@ class WorkerAnswers:
             self._failed(answer.rank, answer.kind == SUFFERED)
 
     def lost(self, rank: int, text: str) -> None:
-        """A rank that will not answer; text: who it is and how it ended."""
+        """A rank that will not answer; text: the rank and how it ended."""
         self._came.setdefault(rank, text)
         self._failed(rank, False)
 

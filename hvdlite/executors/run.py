@@ -3,9 +3,9 @@
 From a script, an interpreter or a notebook, on this host or on others. The launcher runs as a process of its own
 (launcher/parent_death.py), because it needs one thread and all signals; what it and the ranks print is passed on to
 sys.stdout and sys.stderr, which a notebook shows under its cell. The call goes to the ranks, and results come back,
-over a desk in this process (launcher/function_server.py). All options are those of hvdlite-run, read and checked as it
-does it, so that a job which is started from here finds nothing different (Horovod turned its cache off here, by a
-typing error).
+over a function server in this process (launcher/function_server.py). All options are those of hvdlite-run, read and
+checked as it does it, so that a job which is started from here finds nothing different (Horovod turned its cache off
+here, by a typing error).
 
 Everything happens in the caller's thread. A Ctrl-C is passed on to the job, the second one kills it, and
 KeyboardInterrupt is raised once nothing of it is left.
@@ -31,7 +31,7 @@ from ..errors.user_warning import warn
 if TYPE_CHECKING:
     from ..launcher.function_server import Answer, FunctionServer
 
-_WORDS_MAX = 4096  # of what the launcher says, for an error that no rank explains
+_WORDS_MAX = 4096  # of the launcher's output, for an error that no rank explains
 
 
 def run(
@@ -158,7 +158,7 @@ class _Call:
     def __init__(self, flags: Sequence[str], size: int | None, executable: str) -> None:
         self._flags, self._size, self._executable = list(flags), size, executable
         self._selector = selectors.DefaultSelector()
-        self._words = ""  # the end of what was said on stderr
+        self._words = ""  # the end of the output on stderr
 
     def make(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         from ..launcher import cli, function_server
@@ -195,7 +195,7 @@ class _Call:
             while len(self._selector.get_map()) > 1 or job.poll() is None:
                 try:
                     if not self._turn(counter) and job.poll() is not None:
-                        break  # somebody else holds its streams open
+                        break  # another process holds its streams open
                 except BaseException as error:  # Ctrl-C; or the caller's sys.stdout cannot be written
                     interrupt = interrupt or error
                     job.send_signal(signal.SIGINT if isinstance(error, KeyboardInterrupt) else signal.SIGTERM)

@@ -2,12 +2,12 @@
 
     hvdlite.executors.worker ADDRESS PORT
 
-ADDRESS and PORT are of the caller's desk (launcher/function_server.py); the key to it is in the environment, from where
-it is taken before anything of the user's runs. The call is a pickle of cloudpickle's: the folders that the caller
-imports from, the function and its arguments. Only who knows the key can have sent it.
+ADDRESS and PORT are of the caller's function server (launcher/function_server.py); the key to it is in the environment,
+from where it is taken before anything of the user's runs. The call is a pickle of cloudpickle's: the folders that the
+caller imports from, the function and its arguments. Only a process that knows the key can have sent it.
 
-An exception is handed in with its traceback and ends this process with code 1. The other ranks hear of it as of any
-uncaught one; the traceback is not printed, since the caller is shown it.
+An exception is handed in with its traceback and ends this process with code 1. The other ranks get it as any uncaught
+one; the traceback is not printed here, since the caller gets it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from ..rendezvous import discovery, elastic_member
 from ..security import framing
 
 _REPORT_S = 60.0
-_OURS = (__file__, os.path.join(os.path.dirname(__file__), "driver.py"))  # frames that nobody needs to see
+_OURS = (__file__, os.path.join(os.path.dirname(__file__), "driver.py"))  # frames that users do not need
 
 
 def main(argv: Sequence[str]) -> None:
@@ -45,7 +45,7 @@ def main(argv: Sequence[str]) -> None:
     hello = {"rank": number, "pid": os.getpid(), "host": socket.gethostname()}
     link, session = registration.report((argv[0], int(argv[1])), key, hello, time.monotonic() + _REPORT_S)
     link.settimeout(None)
-    sys.excepthook = _silent  # init() puts one before it that tells the other ranks
+    sys.excepthook = _silent  # init() puts one before it that reports to the other ranks
     try:
         kind, answer = function_server.RETURNED, made(_fetched(link, session), number)
     except BaseException as error:
@@ -91,7 +91,7 @@ def result_of(body: bytes) -> Any:
 
 
 def described(error: BaseException, number: int) -> bytes:
-    """What the caller is told of an exception: rank, text, traceback, and itself, if it can be sent."""
+    """What the caller gets of an exception: rank, text, traceback, and itself, if it can be sent."""
     import cloudpickle
 
     trace = error.__traceback__

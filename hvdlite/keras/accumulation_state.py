@@ -142,6 +142,6 @@ def saved(file: Any) -> tuple[str, dict[str, np.ndarray]] | None:
 
 
 def terms_of(kept: Mapping[str, Any]) -> dict[str, Any]:
-    """What DistributedOptimizer was told."""
+    """The arguments of DistributedOptimizer."""
     count, average, _ = (int(each) for each in np.asarray(kept["terms"]))
     return {"backward_passes_per_step": count, "average_aggregated_gradients": bool(average)}

@@ -137,7 +137,7 @@ class MetricAverageCallback(_Callback):
 
     def __init__(self, device: str = "") -> None:
         super().__init__()
-        self._batches: int | None = None  # of this epoch; None: nobody counts them
+        self._batches: int | None = None  # of this epoch; None: they are not counted
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Counts the batches of the epoch."""
@@ -240,7 +240,7 @@ class StatsCallback(_Callback):
         self._steps = metrics.steps()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Where nobody else has said so, a step is over."""
+        """A step is over, if no optimizer has reported it."""
         if metrics.steps() == self._steps:
             metrics.stats_step()
         self._steps = metrics.steps()

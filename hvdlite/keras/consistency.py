@@ -78,7 +78,7 @@ def _variables(owner: Any, attribute: str) -> list[Any]:
 
 
 def _local(optimizer: Any) -> Iterable[Any]:
-    """What a distributed optimizer, which may be inside a loss scale, was told to keep local."""
+    """The variables that a distributed optimizer, which may be inside a loss scale, keeps local."""
     for each in (optimizer, getattr(optimizer, "inner_optimizer", None)):
         yield from getattr(getattr(each, "_hvd", None), "_local", {}).values()
 

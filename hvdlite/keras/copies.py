@@ -38,7 +38,7 @@ class Config(dict):  # type: ignore[type-arg]
 class Copied:
     """The methods of a distributed optimizer that make others like it."""
 
-    _hvd_terms: dict[str, Any]  # of the class: what DistributedOptimizer was told
+    _hvd_terms: dict[str, Any]  # of the class: the arguments of DistributedOptimizer
 
     def get_config(self) -> dict[str, Any]:
         """The arguments of the optimizer's own class. What from_config makes of this very dict is distributed."""
@@ -126,7 +126,7 @@ def put_around(optimizer: Any, terms: dict[str, Any], window: tuple[str, dict[st
 
 
 def _terms_of(optimizer: Any) -> dict[str, Any] | None:
-    """What DistributedOptimizer was told, of one that may be inside a loss scale."""
+    """The arguments of DistributedOptimizer, of one that may be inside a loss scale."""
     inner = getattr(optimizer, "inner_optimizer", None)
     terms = getattr(type(optimizer), "_hvd_terms", None) or getattr(type(inner), "_hvd_terms", None)
     return None if terms is None else portable(terms)

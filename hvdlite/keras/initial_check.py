@@ -8,9 +8,9 @@ comparison. After the second round what rounding makes is no difference: other h
 
 In the first two rounds they also compare the gradients, before the average: equal ones mean equal data (same_data.py).
 
-All ranks make the same rounds in a life of the job, and count them anew in each: a rank that comes later meets the
-others. A rank that has joined knows nothing of the others' rounds, so the checks are over for all when all have joined.
-Digests travel as a sum, to which ranks that have joined add zeros. Only where ranks differ does a list travel.
+All ranks make the same rounds in an incarnation of the job, and count them anew in each: a rank that comes later meets
+the others. A rank that has joined knows nothing of the others' rounds, so the checks are over for all when all have
+joined. Digests travel as a sum, to which ranks that have joined add zeros. Only where ranks differ does a list travel.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Check(abc.ABC):
         self.off()
 
     def off(self) -> bool:
-        """Whether nothing is compared in this life of the job. The first call in a life begins anew."""
+        """Whether nothing is compared in this incarnation of the job. The first call in one begins anew."""
         if self._incarnation != incarnations():
             self._incarnation, self._mode, self.left = incarnations(), config.load().values["check_start"], 1
             self._joins = self._joins if self._born == self._incarnation else 0
@@ -100,7 +100,7 @@ class Check(abc.ABC):
 
     @abc.abstractmethod
     def _begin(self) -> None:
-        """Forgets what the life before has left."""
+        """Forgets what the incarnation before has left."""
 
     @abc.abstractmethod
     def _compared(self, prefix: str, variables: Sequence[Any], values: Sequence[Any] | None) -> int:

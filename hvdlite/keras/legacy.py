@@ -8,8 +8,8 @@ finite on one rank makes the averages of all ranks so, all skip a step or none d
 `_compute_gradients` is private to Keras, and Horovod averages there: libraries that call it take what it returns for
 averages. Here, too (`_hvd_take`), and `aggregate_gradients` returns these as they are. What was made of them (clipped,
 say) is averaged again: that changes no average, and is refused for what it would change. Keras's own calls get this
-rank's. Gradients that `apply_gradients` is told not to average, and that nobody has taken from here, are the caller's
-own averages: ranks compare them in their first steps (initial_check.py).
+rank's. Gradients that `apply_gradients` is told not to average, and that no caller has taken from here, are the
+caller's own averages: ranks compare them in their first steps (initial_check.py).
 
 With several passes per step `apply_gradients` adds up, unless `_hvd_take` has done so, and only the last pass goes on
 to the inherited one, with all variables that have a sum by then. The others count in `iterations` nevertheless, as in
@@ -61,7 +61,7 @@ class Legacy(Copied):
     _hvd: Any
     _hvd_passes: Any
     _hvd_taken: tuple[Any, ...] = ()  # what _hvd_take has returned, until something is applied
-    _hvd_is_taken: Any = None  # a variable that says so, since a function of TensorFlow takes without calling Python
+    _hvd_is_taken: Any = None  # a variable, since a function of TensorFlow takes without calling Python
     _hvd_given: Any = None  # compares gradients that the caller says are averages
     _agg_helper = property(lambda self: self._hvd_passes)  # Horovod's name of it; None for one pass
 

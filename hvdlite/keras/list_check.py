@@ -1,7 +1,7 @@
 """Check that all ranks have the same list of tensors, before tensors are sent by their index in it.
 
 Where an optimizer is built on one rank only, its list of variables is longer there; where a layer is frozen on one rank
-only, its list of gradients is shorter. The collectives of the others would wait for ever for names that nobody else
+only, its list of gradients is shorter. The collectives of the others would wait for ever for names that no other rank
 has. So before a list goes an allreduce of no elements, under one name, whose shape says how long the list is and what
 is in it: the core compares shapes anyway. Only if they differ do all ranks exchange their lists, and all raise the same
 error; where they cannot, since another rank has joined, each shows its own. Nodes of a graph do the same

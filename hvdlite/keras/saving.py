@@ -95,7 +95,7 @@ def load_model(
 
 
 def _says_no_passes(file: Any, optimizer: Any) -> str:
-    """Why the file does not say how many passes per step the optimizer was told; empty: it does."""
+    """Why the file does not say how many passes per step the optimizer has; empty: it does."""
     if legacy() and isinstance(optimizer, keras.optimizers.legacy.Optimizer):
         return (
             "no file says how many passes per step an optimizer of keras.optimizers.legacy was told (nor has a .keras "

@@ -26,7 +26,8 @@ from .naming import everywhere
 
 
 class Reducer:
-    """Averages gradients as it was told once. ValueError or TypeError for what cannot be or does not go together."""
+    """Averages gradients by arguments that are given once. ValueError or TypeError for what cannot be or does not go
+    together."""
 
     def __init__(
         self, prefix: str, compression: Any = NoneCompressor, sparse_as_dense: bool = False, op: int = Average,
@@ -56,7 +57,7 @@ class Reducer:
 
     @property
     def alone(self) -> bool:
-        """Whether there is nobody to average with."""
+        """Whether there is no other rank to average with."""
         return not self.process_set.included() or self.process_set.size() == 1
 
     def _compare(self, found: list[Any], owners: list[Any]) -> None:

@@ -1,9 +1,9 @@
 """Aggregation of all ranks' counts on rank 0: a small collective every two seconds that no step waits for.
 
 A thread of each rank, which is there only if HVDLITE_METRICS_PORT asks for it, submits an alltoall in which only rank 0
-gets something, and looks later whether it is over; only then it submits the next. So ranks meet one by one, whatever
-the training does meanwhile, and none of them ever waits: a rank that is busy, has joined or has ended delays the
-others' next report, and nothing else. What was heard last stays, with its age.
+gets something, and looks later whether it is over; only then it submits the next. So ranks take part one by one,
+whatever the training does meanwhile, and none of them ever waits: a rank that is busy, has joined or has ended delays
+the others' next report, and nothing else. What was heard last stays, with its age.
 
 A report that fails is a report less: where a rank has joined, gathers are refused until all have; where one has left or
 the job has failed, there are no more, and the training hears of it from its own collectives.
@@ -94,7 +94,7 @@ class Gathering:
                 if self._pending is None and time.monotonic() >= due:
                     due = time.monotonic() + self._interval
                     self._send()
-        except Exception:  # the job has failed or ended; whoever trains hears why
+        except Exception:  # the job has failed or ended; the training thread raises the cause
             self._pending = None
 
     def _send(self) -> None:
@@ -146,7 +146,7 @@ def _opened(host: str, number: int, heard: Heard) -> Port | None:
     try:
         port = Port(host, number, {"/metrics": Page(heard.page), "/healthz": Page(heard.health)})
     except OSError as error:
-        why = (error.strerror or str(error)).partition(" (while")[0]  # where, which create_server adds, is said already
+        why = (error.strerror or str(error)).partition(" (while")[0]  # create_server repeats the address
         print(
             f"hvdlite: cannot open metrics port {number} on {host} ({why}): the job goes on without metrics. "
             "HVDLITE_METRICS_PORT=0 takes a free port [HVD718]",

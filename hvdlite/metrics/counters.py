@@ -1,8 +1,8 @@
 """Counters of the core since init, those of its links included.
 
-The core keeps the list (csrc/engine/engine.h); a count that is added there is told here. Counts only grow, and begin
-anew with each life of a job. They cost nothing to read: what is asked twice and subtracted is what a part of a script
-has cost on this rank.
+The core keeps the list (csrc/engine/engine.h); a count that is added there is described here. Counts only grow, and
+begin anew with each incarnation of a job. They cost nothing to read: the difference of two readings is what a part of a
+script has cost on this rank.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """All ranks' numbers at once: a collective, for who asks for everyone.
 
-Each rank sends what it says of itself and when it arrived in its last steps, and all get all of it, so every rank
+Each rank sends its own numbers and when it arrived in its last steps, and all get all of it, so every rank
 computes the same lateness. It is one allgather of a few dozen kilobytes for each rank: for the end of an epoch, and not
 for every step. The port for Prometheus has a way of its own (aggregator.py).
 """

@@ -1,8 +1,8 @@
 """Payload of a rank for the metrics of the job: its counts since init and its arrival in the last steps.
 
 It is JSON, in bytes padded to whole kilobytes: the core remembers requests by their sizes, and a new size each time
-would push out what it knows of the training's own. Nothing of what is received is believed without a look: ranks of a
-job trust each other, but a report that is damaged must not end anybody's training.
+would push out what it knows of the training's own. All that is received is checked: ranks of a job trust each other,
+but a damaged report must not end the training of a rank.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from .step_rows import CARRIERS, PLACE, SIZES, History, row
 from .stragglers import clock_offset
 from .summary import devices, recent
 
-STEPS = 64  # of which a rank says when it arrived, at most
+STEPS = 64  # of which a rank reports its arrival, at most
 _PADDED = 1024
 _COUNTS = ("exposed_ns", "negotiation_ns", "data_ns", "optimizer_ns", "submits", "rounds")
 

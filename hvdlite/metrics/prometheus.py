@@ -1,9 +1,9 @@
 """The job's numbers as Prometheus reads them: its text format, version 0.0.4.
 
-A table says which metrics there are: name, type, help. A sample has the labels rank and host of the rank that it is of,
-and what else tells it from others: plane, device, direction. Counters end in _total and only grow, until the job begins
+A table lists the metrics: name, type, help. A sample has the labels rank and host of the rank that it is of,
+and what else distinguishes it: plane, device, direction. Counters end in _total and only grow, until the job begins
 anew; times are seconds and amounts bytes, as is the custom. What a rank has sent once stays, and
-hvdlite_report_age_seconds says how old it is: a rank that has ended does not vanish from the pictures.
+hvdlite_report_age_seconds is its age: a rank that has ended does not vanish from the pictures.
 """
 
 from __future__ import annotations

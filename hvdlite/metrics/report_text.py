@@ -57,7 +57,7 @@ def of_steps(stats: Mapping[str, Any]) -> list[str]:
 
 
 def of_traffic(stats: Mapping[str, Any]) -> list[str]:
-    """What was carried, by whom."""
+    """What was carried, by plane and by device."""
     lines = []
     for carrier, total in stats["totals"]["bytes"].items():
         speed = stats["bandwidth"][carrier]
@@ -80,7 +80,7 @@ def of_traffic(stats: Mapping[str, Any]) -> list[str]:
 
 
 def of_lateness(lateness: Mapping[int, Mapping[str, Any]] | None) -> list[str]:
-    """Who was late, the latest first."""
+    """The late ranks, the latest first."""
     if lateness is None:
         return [_line("late", "not known: no step in common, or no common clock")]
     order = sorted(lateness, key=lambda rank: (-lateness[rank]["last_share"], -lateness[rank]["p50_ms"], rank))

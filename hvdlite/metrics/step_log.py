@@ -1,17 +1,17 @@
 """rank-K.steps.jsonl: a line for each training step, written while training runs (HVDLITE_TRACE_STEPS=1).
 
-The first line says whose steps they are; each further one is a step, in ns of this rank's CLOCK_MONOTONIC. Every so
-many steps (HVDLITE_TRACE_EVERY) one also tells of its buckets and of memory.
+The first line names the rank and the job; each further one is a step, in ns of this rank's CLOCK_MONOTONIC. Every so
+many steps (HVDLITE_TRACE_EVERY) one also has its buckets and the memory in use.
 
-A thread of its own does it, a few times a second: whoever trains does not wait for a disk. Steps shorter than half a
+A thread of its own does it, a few times a second: training does not wait for a disk. Steps shorter than half a
 millisecond may be gone before they are written; their numbers are missing then. A file that cannot be written (a full
-disk) is told of once, and no more of it is tried.
+disk) is reported once, and is not tried again.
 
     negotiation_ns   as in hvd.stats: some tensor of this rank's waited to be agreed on; no time is counted twice
     exposed_ns       threads of the script waited for collectives, all together
     cpu_ns           this process's CPU time: of all steps that were written at once, shared out by their length
 
-The first line also says what a prediction needs (hvdlite/predict): CPUs, ranks of this host, the fusion threshold.
+The first line also has what a prediction needs (hvdlite/predict): CPUs, ranks of this host, the fusion threshold.
 """
 
 from __future__ import annotations
@@ -150,14 +150,14 @@ class Journal:
 
 
 def _at_once(path: str, how: int) -> int:
-    """Opens for `open`, but for a pipe that nobody reads, which is an OSError then and no wait."""
+    """Opens for `open`; a pipe without a reader is an OSError, and no wait."""
     file = os.open(path, how | os.O_NONBLOCK, 0o666)
     os.set_blocking(file, True)
     return file
 
 
 def _shut(file: TextIO | None) -> None:
-    """What could not be written is written by nobody else, either."""
+    """Closes it; what could not be written is lost."""
     if file is not None:
         try:
             file.close()

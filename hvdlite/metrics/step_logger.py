@@ -49,9 +49,9 @@ def costs(steps: Sequence[Step]) -> dict[str, float]:
 
 
 def lateness(steps: Sequence[Step], most: int) -> dict[str, float]:
-    """Of this rank and of the latest. A collective, also of ranks that have no steps or no clock to tell of.
+    """Of this rank and of the latest. A collective, also of ranks that have no steps or no clock to report.
 
-    most: of so many steps ranks tell at most, in messages of one size: each new one would push a request of the
+    most: ranks report at most so many steps, in messages of one size: each new one would push a request of the
     training's out of what the core knows by heart."""
     rank, size, clock = _core.rank(), _core.size(), clock_offset()
     if size == 1:

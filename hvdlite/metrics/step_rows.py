@@ -1,8 +1,8 @@
 """Rows of the core for training steps (csrc/engine/flight_recorder/step_costs.h), each read once and kept.
 
-The core tells what stands where in a row (`hvd_step_name`), so nothing of its layout is repeated here. All counts of a
+The core names the columns of a row (`hvd_step_name`), so nothing of its layout is repeated here. All counts of a
 row are since init; a `Step` is the difference to the row before. The core keeps the last 512 rows and so does this
-module, for whoever asks: each asks with its own memory of what it has seen.
+module, for several callers: each keeps the number of the last row that it has seen.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Step(NamedTuple):
     begin_ns: int
     end_ns: int
     arrived_ns: int  # when this rank had submitted what the step needs; 0: nothing was
-    grown: tuple[int, ...]  # by place, as NAMES says
+    grown: tuple[int, ...]  # in the order of NAMES
 
     @property
     def ns(self) -> int:
@@ -58,7 +58,7 @@ def row(number: int) -> tuple[int, ...] | None:
 
 
 class History:
-    """The last steps of this life of the job."""
+    """The last steps of this incarnation of the job."""
 
     def __init__(self) -> None:
         self.since_ns = 0  # when the first step began

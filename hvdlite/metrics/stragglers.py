@@ -1,10 +1,10 @@
 """Stragglers: from the time at which each rank had submitted a step, to how often it was the last.
 
-Lateness of a rank in a step is how much later it arrived than the first rank. A step counts if every rank has been
-heard of; ranks' steps are the same by their numbers, because each counts its own from init on.
+Lateness of a rank in a step is how much later it arrived than the first rank. A step counts if every rank has
+reported it; ranks' steps are the same by their numbers, because each counts its own from init on.
 
-Ranks of one host have one clock. Between hosts somebody has to know how far clocks are apart (`clock_offset`); where
-nobody does, nobody is said to be late.
+Ranks of one host have one clock. Between hosts the offset of their clocks is needed (`clock_offset`); where it is
+unknown, no rank is reported as late.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ def clock_offset() -> tuple[int, int] | None:
 
 
 def judge(arrived: Sequence[Mapping[int, int]]) -> dict[int, dict[str, Any]] | None:
-    """By rank what `hvd.stats(everyone=True)` says of its lateness. arrived: of each rank, by step, on one clock (ns).
+    """By rank, what `hvd.stats(everyone=True)` reports of its lateness. arrived: of each rank, by step, on one clock
+    (ns).
 
-    None: there is no step that all ranks tell of.
+    None: there is no step that all ranks have reported.
     """
     numbers = set(arrived[0]).intersection(*arrived[1:]) if arrived else set()
     if not numbers:

@@ -1,6 +1,6 @@
 """From steps to the numbers that `hvd.stats()` shows: means of the last steps, percentiles, totals since init.
 
-Everything is in one dict that JSON can say: names end in their unit, None is what is not known, and planes and devices
+Everything is in one dict that JSON can hold: names end in their unit, None is what is not known, and planes and devices
 are keys of dicts of their own.
 
 The first step is not among those that means are of, as soon as there are others: it began with init, and holds all that
@@ -131,7 +131,7 @@ def _per_step(of: Sequence[Step], what: str, shown: Sequence[str]) -> dict[str, 
 
 
 def _bandwidth(of: Sequence[Step], now: tuple[int, ...], carrier: str) -> float | None:
-    """Bytes per second while a bucket was under way: in these steps, or since init if nothing was in them."""
+    """Bytes per second while a bucket was in flight: in these steps, or since init if nothing was in them."""
     moved = sum(step.of(f"timed_bytes.{carrier}") for step in of)
     busy = sum(step.of(f"busy_ns.{carrier}") for step in of)
     if not busy:

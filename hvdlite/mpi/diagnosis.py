@@ -6,9 +6,9 @@ thread says after a third of the time that this rank waits, and when the time is
 so that the launcher ends the others. Nothing else could: the thread that would raise is the one inside MPI.
 
 Hydra (of MPICH and Intel MPI) does not end a job when a process ends before it has called MPI_Init, however badly: the
-others wait for it for ever. Its ranks of one host are children of one process, so who waits can see that there are
+others wait for it for ever. Its ranks of one host are children of one process, so a waiting rank can see that there are
 fewer of them than were started (`Siblings`), and ends the job then instead of at the limit. Open MPI and PRRTE end it
-by themselves. Not seen: the end of a rank that is the only one of its host; if it raises, it says so (hydra.py).
+by themselves. Not seen: the end of a rank that is the only one of its host; if it raises, it reports it (hydra.py).
 """
 
 from __future__ import annotations

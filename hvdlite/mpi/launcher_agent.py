@@ -1,14 +1,14 @@
 """Reports of ranks that use MPI to the agent of `hvdlite-run --mpi`: why the job ends.
 
-Such ranks have no connection to the launcher's store, over which others tell it who was first to fail, and why. Without
-that word the launcher would take whoever ends first for the culprit, and those who have just been told of a failure end
-as soon as the one that fails. So each agent keeps one end of a pair of sockets and its rank inherits the other
+Such ranks have no connection to the launcher's store, over which other ranks report the first rank that failed, and
+why. Without that report the launcher would blame the rank that ends first, and ranks that have just received a failure
+end as soon as the one that fails. So each agent keeps one end of a pair of sockets and its rank inherits the other
 (launcher/starters/mpi_agent.py); HVDLITE_AGENT names it by its number and its inode, so that no process that has the
 variable but not the socket writes into another file. It stands where the store's connection stands: the core writes the
 same ABORT frames to it, and the agent passes them on.
 
 Ranks are numbered as the job is, which may have but some of those that the launcher started, in another order
-(`hvd.init(comm=...)`). So who they are is said first.
+(`hvd.init(comm=...)`). So they send their identity first.
 """
 
 from __future__ import annotations

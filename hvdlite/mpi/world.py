@@ -1,13 +1,13 @@
 """Rendezvous over MPI: a World has the ranks and the allgather that the launcher's store has otherwise.
 
-`open_world` loads MPI, starts it if nobody has, checks that its world is the one the environment tells of, and makes a
+`open_world` loads MPI, starts it if the script has not, checks that its world is that of the environment, and makes a
 communicator of its own, so that no message of ours meets one of the script's. Everything later is agreed over that:
 the hosts of the ranks, the number of the job, its secret.
 
-MPI ends as it began. Who started it finalizes it: at exit, after hvdlite's own shutdown, if that was us. A job that
-has failed is not finalized, because that would wait for ranks that are gone; a process that ends without is what makes
-mpirun stop the others. It gives them a moment first, in which they say which rank it was; not under
-`hvdlite-run --mpi`, where no mpirun stops anybody and the launcher hears who was first (launcher_agent.py).
+MPI ends as it began. Its starter finalizes it: hvdlite at exit, after its own shutdown, if it has started MPI. A job
+that has failed is not finalized, because that would wait for ranks that are gone; a process that ends without is what
+makes mpirun stop the others. It gives them a moment first, in which they say which rank it was; not under `hvdlite-run
+--mpi`, where no mpirun stops a rank and the launcher learns which failed first (launcher_agent.py).
 """
 
 from __future__ import annotations

@@ -5,11 +5,11 @@
 
 Each collective has up to four forms: plain (a new tensor), `_` (in place), and `_async` of both, which return a Handle
 for `poll` and `synchronize`. Arguments and names are Horovod's. A tensor named x travels as `allreduce.x`, so that an
-allreduce and a broadcast of one name do not meet; unnamed calls are matched by the order in which ranks make them.
+allreduce and a broadcast of one name are not matched; unnamed calls are matched by the order in which ranks make them.
 
-One file for each idea: `handle` (what is under way), `arguments` (what was asked for), `tensors` (from a tensor to an
-address and back), then the collectives: `reduce`, `broadcast` (everyone gets the same rows), `alltoall` (everyone gets
-its own), `barriers` (nobody gets anything: barrier and join).
+One file for each idea: `handle` (what is in flight), `arguments` (what was asked for), `tensors` (from a tensor to an
+address and back), then the collectives: `reduce`, `broadcast` (all ranks get the same rows), `alltoall` (each rank gets
+its own), `barriers` (no rank gets data: barrier and join).
 
 Non-contiguous tensors are copied to contiguous memory and, in place, back when the handle is synchronized.
 Errors that this process can see alone (a wrong argument) are raised at the call, all others by `synchronize`.

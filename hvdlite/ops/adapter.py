@@ -62,8 +62,9 @@ class Adapter(Protocol[T]):
         """Its memory. ValueError naming a dtype or device that is not supported."""
 
     def form(self, tensor: Any) -> Any:
-        """What tells this tensor's kind, hashable, if it may be read and written where it lies and its address is all
-        that the core needs to know; else None, and the other questions are asked. Cheap: it is asked in every call."""
+        """What identifies this tensor's kind, hashable, if it may be read and written where it lies and its address is
+        all that the core needs to know; else None, and the other questions are asked. Cheap: it is asked in every
+        call."""
 
     def address(self, tensor: T) -> int:
         """Of a tensor that has a form. ValueError if its memory is not all there."""

@@ -5,9 +5,9 @@ and as the others cannot know what comes, the root's rows travel as bytes behind
 they lay on a device. So no rank waits for a description before it can submit; and so they travel through the CPU's
 memory, also those of a device, and go to each rank's own device in the end.
 
-send and recv concern two ranks of a set; nobody else takes part. They meet by name, or, without one, by how many
-unnamed ones there were between these two in this direction. An asynchronous one goes out at once: of gradients more
-follow within a millisecond, of a send nothing, and the other rank may have nothing else to do.
+send and recv concern two ranks of a set; no other rank takes part. They are matched by name, or, without one, by how
+many unnamed ones there were between these two in this direction. An asynchronous one goes out at once: of gradients
+more follow within a millisecond, of a send nothing, and the other rank may have nothing else to do.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What was asked for: reduce op, scales, root, splits, process set. One value, checked once, for every collective.
 
 The public forms take Horovod's arguments and make a `Terms` of them; what submits, and what computes a gradient later,
-reads it. Root ranks stay global here, as users name them; the place inside a set is looked up at submission.
+reads it. Root ranks stay global here, as users name them; the rank inside a set is looked up at submission.
 
 A compressor belongs here too: it changes what travels. `Compressor` has two static functions, `compress(tensor)`, which
 returns a tensor and whatever `decompress` needs, and `decompress(tensor, ctx)`. Users may write their own.

@@ -5,10 +5,10 @@ A barrier has no name, so several may be open at once (from several threads): th
 Joining is of the whole job: the other ranks go on with allreduces, to which the joined ones give nothing (zeros to a
 sum, ones to a product), and with barriers; until all have joined, every other collective is refused with an error.
 
-Who loses patience at a monitored barrier cannot take back that he came to it, so those that come later would pass it,
-and wait for him at the next one, when he is elsewhere. Therefore it is a sum in which each rank has a place of its own:
-zero, or one once it has given up, which is read when the last one comes. So at each barrier either all ranks pass or
-all raise, the late ones at once, and the next barrier is the next for all. It is a group of one, since what is in no
+A rank that gives up at a monitored barrier cannot withdraw from it. Later ranks would pass it, and wait for that rank
+at the next one, when it is elsewhere. Therefore a monitored barrier is a sum in which each rank has an element of its
+own: zero, or one once it has given up, which is read when the last rank comes. So at each barrier either all ranks pass
+or all raise, the late ones at once, and the next barrier is the next for all. It is a group of one, since what is in no
 group may travel with the votes, before its time (csrc/engine/host_votes/speculation.c).
 """
 

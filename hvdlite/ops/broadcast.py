@@ -1,7 +1,7 @@
 """Where everyone ends with the same: broadcast (the root's tensor) and allgather (every rank's rows, in rank order).
 
-The first dimension of an allgather may differ between ranks, and be 0; how many rows came from whom is kept in the
-handle (`brought`), so that a gradient needs no second collective.
+The first dimension of an allgather may differ between ranks, and be 0; the number of rows of each rank is kept in
+the handle (`brought`), so that a gradient needs no second collective.
 
 Roots are global ranks, also with process sets: `rank_in` translates. A root outside the set is a ValueError.
 """

@@ -1,8 +1,8 @@
 """Handle of a collective in flight: opaque, hashable, accepted by `poll` and `synchronize`.
 
 A handle owns the requests of one call (one, or as many as a group has members) and knows how their results become what
-the caller gets. It keeps every tensor alive that the core may touch. Unlike Horovod's it may be synchronized again, and
-says the same again, also when that was an error; only who lost patience (`timeout`) hears another time how it ended.
+the caller gets. It keeps every tensor alive that the core may touch. Unlike Horovod's it may be synchronized again,
+with the same outcome, also when that was an error. Only a caller that gave up (`timeout`) gets another outcome later.
 
 A signal handler that raises while it is waited for (Ctrl-C, an alarm) changes nothing: the exception is the caller's,
 and the handle may be synchronized again.
@@ -46,7 +46,7 @@ class Handle:
         self._result: Any = None
         self._error: Exception | None = None
         self._turn = threading.RLock()
-        self._given_up = False  # by who waited with a limit of his own
+        self._given_up = False  # by a caller that waited with a limit of its own
         # What `finish` learns beside the result. It holds the list, not the handle, which ends when it is dropped.
         self.brought: list[Any] = [] if brought is None else brought
 

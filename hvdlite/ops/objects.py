@@ -3,8 +3,8 @@
 An object becomes bytes, bytes travel as a tensor of uint8 by the core's ordinary collectives, and every receiver makes
 an object of its own. Classes and functions of the script itself travel, too: that is what cloudpickle is for.
 
-Unpickling runs code that the sender chose; the ranks of a job trust each other, and what nobody of them has sent is
-not unpickled (security/signed_pickle.py).
+Unpickling runs code that the sender chose; the ranks of a job trust each other, and bytes that no rank of the job has
+sent are not unpickled (security/signed_pickle.py).
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ sees to that. A group (`grouped_`) is several tensors that become ready as one: 
 given all of them.
 
 `compression` changes what travels in the forms that return a new tensor at once, as in Horovod; see `terms`. Tensors on
-devices that it would only cast, and of which nobody wants a gradient, are cast by the core.
+devices that it would only cast, and that need no gradient, are cast by the core.
 """
 
 from __future__ import annotations

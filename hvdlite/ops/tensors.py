@@ -5,7 +5,7 @@ that is not contiguous a copy that is, which goes back afterwards), how a group 
 and how the result of a ragged collective, which the engine allocates here or on a device, becomes a tensor.
 
 `_now` is where a framework comes in between a call and its result: PyTorch hangs gradients there. Every collective is
-started by a function (tensor, name, terms, waits), so that one such place serves them all.
+started by a function (tensor, name, terms, waits), so that one such hook serves them all.
 """
 
 from __future__ import annotations

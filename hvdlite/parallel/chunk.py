@@ -90,7 +90,7 @@ class Chunk:
                 edge.settle()
 
     def apart(self) -> Chunk:
-        """Another on the same layers for what is no training, while nothing is under way here."""
+        """Another on the same layers for what is no training, while nothing is in flight here."""
         before, after = (edge.apart() if edge else None for edge in (self.before, self.after))
         return Chunk(self.module, self._only.get("chunk"), before, after, self.checkpoint)
 

@@ -74,7 +74,7 @@ class Edge:
     """To one neighbour.
 
     name: of the two stages, "pipe.0-1". peer: its global rank. group: a set that both are in. window: how many
-    micro-batches may be under way. every: after how many micro-batches shapes are told anew; None: once. device: where
+    micro-batches may be in flight. every: after how many micro-batches shapes are sent anew; None: once. device: where
     what arrives lies.
     """
 
@@ -107,7 +107,7 @@ class Edge:
         return hvd.recv_async(tensor, self.peer, name=name, process_set=self.group)
 
     def copies(self, out: Any) -> Output:
-        """A forward's output, which its layers do not know: they may change theirs while it is under way. ValueError
+        """A forward's output, which its layers do not know: they may change theirs while it is in flight. ValueError
         for what cannot travel."""
         try:
             tensors, form = taken_apart(out)

@@ -268,7 +268,7 @@ def switch_axis(x: torch.Tensor, cut: int, whole: int, group: Group, name: str |
 
 
 class Switch:
-    """A start_switch that finish_switch will end. Its two autograd nodes share it; several may be under way."""
+    """A start_switch that finish_switch will end. Its two autograd nodes share it; several may be in flight."""
 
     def __init__(self, cut: int, whole: int, group: Group, name: str | None) -> None:
         self.cut, self.whole, self.group, self.name = cut, whole, group, name

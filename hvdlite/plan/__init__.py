@@ -7,7 +7,7 @@ and with the same bits), timed on links that need not exist, drawn, and run in a
     plan.time(table, 16 << 20, plan.Links.uniform(8, "20us", "1GB/s"))      # ns
     plan.run(table, array)                                                   # inside a job
 
-A package of somebody else's brings its own behind the entry point `hvdlite.plans`: a module that uses `plan.algorithm`.
+Another package brings its own behind the entry point `hvdlite.plans`: a module that uses `plan.algorithm`.
 Planners stand beside, as modules: where to cut a model (`search`; `auto`: for hvdlite.parallel), what its layers cost
 (`profile`, `layers`), how to split a network's bandwidth (`network`), which collectives a step needs (`rewrite`). The
 program hvdlite-plan does all of it. Everything needs NumPy alone; `network` needs SciPy, `profile` PyTorch. Planners

@@ -2,8 +2,8 @@
 
 `hvdlite.parallel` runs a Mesh: the same dp x tp ranks in every stage, layers that are not cut the same on all ranks of
 tp. So every mesh of the ranks is tried, with the exact search for its cuts; each stage has dp * tp ranks there. What
-search.py finds without this bound is told beside it. A formula decides for each mesh; what it found is played, and the
-shortest of these is taken. The schedule is 1F1B, which is as fast as GPipe and keeps less.
+search.py finds without this bound is reported beside it. A formula decides for each mesh; what it found is played, and
+the shortest of these is taken. The schedule is 1F1B, which is as fast as GPipe and keeps less.
 
 The file, `hvdlite-parallel-1`, is what `hvdlite.parallel.planned` reads:
 

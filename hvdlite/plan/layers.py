@@ -4,7 +4,7 @@
         "stash", "heads", "sync"}, ...]}
 
 Sizes are bytes of one micro-batch on one rank, as search.Layer says; the last three may be left out. What is read is
-checked as something that anybody may have written: an error names the file and the layer.
+checked as untrusted input: an error names the file and the layer.
 """
 
 from __future__ import annotations

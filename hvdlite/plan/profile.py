@@ -1,7 +1,7 @@
 """Profile of the layers of a PyTorch model, and stages of a model that is no list of layers.
 
 `profile` measures as `hvdlite.parallel.profile` does, and gives the rows of a file of layers (layers.py); how a layer
-could be cut over ranks (heads, sync) nobody can measure: write them into the file. `stages` traces a model with
+could be cut over ranks (heads, sync) cannot be measured: write them into the file. `stages` traces a model with
 torch.fx and cuts it with torch.fx's split_module: what skips a stage is handed on by the arguments of those between.
 
 The profile is PipeDream's (Narayanan et al., SOSP 2019, section 3.1). PyTorch is imported when it is used.

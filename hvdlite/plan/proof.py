@@ -106,7 +106,7 @@ class _State:
         self.last[at[end]] = new[end]
 
     def fold(self, at: Array, ranks: int) -> tuple[int, int] | None:
-        """Combines in rank order. (place, who) of what is kept twice."""
+        """Combines in rank order. (place, rank) of what is kept twice."""
         chunks = self.values[0].size // ranks
         own = [at // chunks, *(each[at] for each in self.values)]
         all_at, found = [at], [np.full(0, -1)]

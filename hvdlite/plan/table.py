@@ -5,7 +5,7 @@
         reduce  adds them to its own        fold    (src is dst) adds its own and all that it kept, by rank
 
 A move has both ends, so no send lacks its receive, and ranges cannot differ. There are no loops and no conditions. All
-moves of a step read what was there before the step; but none writes what another one sends, as that could be under way
+moves of a step read what was there before the step; but none writes what another one sends, as that could be in flight
 still: ranks that add into each other stage what comes, and fold it in the next step. A buffer of any size is cut into
 `chunks` pieces, the first of which are one element longer, as the core cuts (csrc/algo). Of an alltoall the chunks are
 the cells (from, to).

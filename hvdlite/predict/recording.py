@@ -2,11 +2,11 @@
 
 rank-K.steps.jsonl says of each step when it began and ended on each rank; the timelines (line.json and, of the other
 ranks, line.json.rank-K.json) say of every gradient when this rank submitted it, when all had agreed, and when its
-bucket began and ended. Both are on the clock of rank 0. Gradients are told from other tensors by coming once in nearly
-every step; those that begin together were one bucket.
+bucket began and ended. Both are on the clock of rank 0. Gradients are distinguished from other tensors by coming once
+in nearly every step; those that begin together were one bucket.
 
 The first steps are left out, and so are those that took more than twice the median, those that lack a gradient, and
-what a timeline has lost: each is counted in `problems`. Files are somebody else's: they are read within the bounds of
+what a timeline has lost: each is counted in `problems`. Files are untrusted: they are read within the bounds of
 trace/report/read.py and trace/merge.py, and nothing in them is believed.
 """
 
@@ -327,7 +327,7 @@ def _buckets(
     bursts: list[float],
 ) -> None:
     """Of one step: the time of each bucket from when its last rank begins it, since waiting for a late rank is no
-    transfer; and of those that found nothing under way, how long the agreement took. of: by rank, by gradient."""
+    transfer; and of those that found nothing in flight, how long the agreement took. of: by rank, by gradient."""
     if len(of) == 1:
         return
     groups: dict[float, list[int]] = {}

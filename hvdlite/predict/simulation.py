@@ -5,7 +5,7 @@ ranks as were recorded draw the same one together, since what slows a host slows
 the last rank has it. What becomes ready within a burst travels together, up to the fusion threshold; one bucket moves
 at a time and takes what `network_model.py` says, times a recorded ratio of buckets of that size. All ranks begin the
 next step when theirs is over: so stragglers follow from the draws, and need no formula. Over a wire votes wait behind
-data that are under way, in shared memory they do not.
+data that are in flight, in shared memory they do not.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class _Wire:
         self.begin()
 
     def begin(self) -> None:
-        """A step begins: nothing is under way."""
+        """A step begins: nothing is in flight."""
         self._free = self._asked = 0.0
         self.done: dict[int, float] = {}  # by gradient
         self.moved: list[tuple[float, float, float]] = []  # bytes, begin, end

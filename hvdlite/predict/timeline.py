@@ -2,7 +2,7 @@
 
 A lane of a timeline is a tensor (csrc/trace/spans.c): NEGOTIATE_ALLREDUCE from this rank's submit until all have
 agreed, then ALLREDUCE, in it QUEUE until its bucket begins, then the plane that carries it. Lanes "waits N" say when a
-thread of the script waited for which tensor. A file belongs to somebody else's program: it is read within the bounds of
+thread of the script waited for which tensor. A file is of another program: it is read within the bounds of
 trace/merge.py, and a lane that makes no sense gives nothing.
 """
 

@@ -16,7 +16,7 @@ import numpy as np
 
 
 def in_order(ids: Any) -> Any:
-    """np.argsort(ids, kind="stable") of int64 ids >= 0, in a quarter of the time: row and place are sorted as one
+    """np.argsort(ids, kind="stable") of int64 ids >= 0, in a quarter of the time: row and index are sorted as one
     number where both fit into it (8 million ids of the largest table)."""
     bits = len(ids).bit_length()
     if int(ids.max(initial=0)).bit_length() + bits > 63:

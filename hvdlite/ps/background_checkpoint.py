@@ -27,7 +27,7 @@ _FILE_BYTES = 64 << 20
 
 
 class Saving:
-    """A child that writes those rows of a shard whose part is `owned` (bool [parts]), as pieces with this token."""
+    """A child that writes the rows of a shard whose part is `owned` (bool [parts]), as pieces with this token."""
 
     def __init__(self, shard: Shard, owned: Any, folder: str, token: str) -> None:
         self._pipe, into = os.pipe()
@@ -47,7 +47,7 @@ class Saving:
         os.set_blocking(self._pipe, False)
 
     def progress(self) -> dict[str, Any] | None:
-        """What the child has said in the end; None: it still writes."""
+        """The child's result; None: it still writes."""
         try:
             while came := os.read(self._pipe, 1 << 16):
                 self._said += came
@@ -66,7 +66,7 @@ class Saving:
         return os.waitstatus_to_exitcode(status)
 
     def stop(self) -> None:
-        """Ends it, if `progress` has not said that it has ended."""
+        """Ends it, if `progress` has not reported its end."""
         os.kill(self._pid, signal.SIGKILL)
         self._reaped()
 

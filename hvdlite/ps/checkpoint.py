@@ -1,8 +1,8 @@
 """Checkpoint of a table: each server writes its rows, and any number of servers load them.
 
-A save is a folder of files of at most 64 MB (checkpoint_files.py says what is in them), which all servers must reach.
-All servers work at once (background_checkpoint.py). A row with two copies is written by the first of its servers that
-lives. Rank 0 tells servers to begin, asks how far they are, and writes the index last. For a load each server reads
+A save is a folder of files of at most 64 MB (checkpoint_files.py has their format), which all servers must reach. All
+servers work at once (background_checkpoint.py). A row with two copies is written by the first of its servers that is
+alive. Rank 0 starts the servers' jobs, asks for their progress, and writes the index last. For a load each server reads
 those parts that it holds now: how many servers there were does not matter. They lie beside the old rows until all
 servers have read.
 
@@ -37,7 +37,7 @@ def save(client: Client, table: int, spec: dict[str, Any], folder: str) -> None:
 def begin(client: Client, table: int, spec: dict[str, Any], folder: str) -> list[int]:
     """All servers have their snapshot when this returns; which servers. `finish` must follow, unless it raises."""
     other = client.folders.setdefault(folder, spec["name"])
-    if other != spec["name"]:  # whose pieces would be removed with those of the save before
+    if other != spec["name"]:  # its pieces would be removed with those of the save before
         raise HvdError(
             f"table {spec['name']!r}: table {other!r} is being saved to {folder}: save each table to a folder of its "
             "own [HVD033]"
@@ -92,7 +92,7 @@ def _form(value: Any) -> Any:
 
 
 def _ends(client: Client, table: int, servers: Sequence[int]) -> tuple[list[dict[str, Any]], Exception | None]:
-    """What servers say when their jobs are over, and the first error, when all jobs are."""
+    """The servers' answers when their jobs are over, and the first error, when all jobs are."""
     said, waited, pause = list[dict[str, Any]](), list(servers), _PAUSE_S
     error: Exception | None = None
     while waited:
@@ -116,7 +116,7 @@ def _save(server: Any, table: Any, asked: dict[str, Any]) -> Any:
     shard: Shard = table.shard
     owners = shard.placement.owners
     lives = ~np.isin(owners, asked["dead"])
-    first = owners[np.arange(len(owners)), lives.argmax(axis=1)]  # the first that lives
+    first = owners[np.arange(len(owners)), lives.argmax(axis=1)]  # the first that is alive
     return _begun(
         table, lambda: background_checkpoint.Saving(shard, first == server.me, asked["folder"], asked["token"])
     )

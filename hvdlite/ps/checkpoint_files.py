@@ -5,11 +5,11 @@
     index.json        {"format": 2, "about": {rows, dim, rule, ...}, "pieces": [{file, rows, width, last, bytes}, ...]}
 
 Servers write pieces, rank 0 the index, by rename, when all pieces are on the disk: a save is whole or not there. A new
-save has another token, so the one before it stays whole until the new index is in place. No pickle is ever read.
+save has another token, so the one before it stays complete until the new index is written. No pickle is ever read.
 Format 1, of hvdlite 0.2, has no parts: its pieces are read as a whole.
 
 An index may be damaged, or be made by a stranger: its names are those of pieces and lead nowhere else, files have the
-length that it says, and arrays have the shape. What does not fit is a ValueError that names the file and both values.
+length in its head, and arrays have the shape. What does not fit is a ValueError that names the file and both values.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 A piece is a zip file without compression, as np.savez writes it. Its rows lie by part (placement.py), and `parts` says
 how many each part has, with a checksum. So a server reads the rows of its own parts and no others.
 
-Nothing here trusts a file: lengths are compared with those of the index, arrays have the shape that it says, and no
+Nothing here trusts a file: lengths are compared with those of the index, arrays have the shape in their head, and no
 pickle is read.
 """
 
@@ -22,7 +22,7 @@ _NAMES_AT = 26  # in the header of a file in a zip file: the lengths of its name
 
 
 def write_piece(folder: str, name: str, ids: Any, rows: Any, part: Any) -> dict[str, Any]:
-    """Brings rows to the disk; what the index is to say about them. part: of each row, ascending. OSError where that
+    """Brings rows to the disk; what the index is to record about them. part: of each row, ascending. OSError where that
     fails."""
     numbers, first = np.unique(part, return_index=True)
     ends = [*first[1:].tolist(), len(ids)]

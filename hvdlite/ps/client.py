@@ -1,13 +1,13 @@
 """A rank's end: what it has asked servers and pushed to them, and what of that is not answered yet.
 
 No thread: a caller that waits does the work, and ZeroMQ's own thread moves bytes and heartbeats meanwhile. Several
-threads may call. One of those that wait watches the sockets and tells the others when something has come; none waits
-with the lock. What is not answered is sent again under its number after 1, 2, 4, 8 s, so a lost message or a broken
-connection changes nothing. A push goes to every server that holds a copy of its rows, and is done when all of them that
-live have said so.
+threads may call. One of those that wait watches the sockets and notifies the others when something has come; none waits
+with the lock. A request without an answer is sent again under its number after 1, 2, 4, 8 s, so a lost message or a
+broken connection changes nothing. A push goes to every server that holds a copy of its rows, and is done when all of
+these that are alive have confirmed it.
 
-That a server is dead says only who has started it, who has seen its process end: two ranks never disagree about it. A
-server that is silent for HVDLITE_PEER_TIMEOUT is an error of the rank that waits for it.
+Only the process that has started a server reports it dead, since it has seen it end: two ranks never disagree about it.
+A server that is silent for HVDLITE_PEER_TIMEOUT is an error of the rank that waits for it.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ WINDOW_BYTES = 32 << 20  # of pushes to one server that are not done
 
 
 class Client:
-    """All links of this rank. Who uses sockets or changes what is kept here holds `lock`, and does not wait then."""
+    """All links of this rank. A thread that uses sockets or changes this object holds `lock`, and does not wait
+    then."""
 
     AGAIN_S = 1.0  # until a message is sent again, at first
 
@@ -106,7 +107,7 @@ class Client:
     def _ask(self, question: Question, server: int, kind: int, number: int, frames: list[Any], where: Any) -> None:
         link = self._links[server]
         if not any(link.sent.values()):
-            link.heard = time.monotonic()  # it had nothing to say
+            link.heard = time.monotonic()  # it had nothing to send
         question.left += 1
         link.sent[kind][number] = Sent(question, frames, where, self.AGAIN_S)
         self._put(server, frames)
@@ -216,7 +217,7 @@ class Client:
             self.lock.acquire()
 
     def _is_watched(self) -> bool:
-        """A thread waits for the sockets. One that was interrupted has not said that it has ended."""
+        """A thread waits for the sockets. One that was interrupted has not reported its end."""
         return time.monotonic() < self._watched_until
 
     def _ring(self) -> None:
@@ -260,7 +261,7 @@ class Client:
                 )
                 return
             if waiting and now - link.heard > 2 * self.AGAIN_S and self.tables:
-                self.ask_clock(0)  # of the others, who also say whether it has ended
+                self.ask_clock(0)  # of the other servers, which also report whether it has ended
             for sent in waiting:
                 if now - sent.at >= sent.wait:
                     sent.at, sent.wait = now, min(2 * sent.wait, _AGAIN_MAX * self.AGAIN_S)
@@ -314,7 +315,7 @@ class Client:
         kinds, link.sent = link.sent, {kind: {} for kind in link.sent}
         for sent in (each for of_kind in kinds.values() for each in of_kind.values()):
             sent.question.left -= 1
-            if sent.where is not None:  # a pull; who has the copy of a push has it, or will
+            if sent.where is not None:  # a pull; the server with the copy of a push has it, or will
                 sent.question.table.pull_pieces(sent.question, np.asarray(sent.frames[1]), sent.where)
 
     def _fail(self, text: str) -> None:
@@ -326,7 +327,7 @@ class Client:
         init.abort(what)
 
     def ask_clock(self, table: int) -> None:
-        """The slowest worker's clock was told when it changed; that may have been lost."""
+        """The slowest worker's clock was announced when it changed; that may have been lost."""
         for server in self.alive():
             self._put(server, [self._head(messages.CLOCK, server, table=table)])
 

@@ -1,9 +1,9 @@
 """Servers of this job: their addresses and their end. All ranks ask together, once, for the first table.
 
-Under hvdlite-run --servers the launcher has started them, and the ranks were told their addresses when they met. Under
+Under hvdlite-run --servers the launcher has started them, and the ranks got their addresses at the rendezvous. Under
 srun, mpirun, torchrun and alone, ranks start them as children: server k belongs to the first rank of host k mod hosts.
-That rank sees it end (a thread waits for it), and tells the other servers, which tell all ranks. A rank that has
-servers leaves as others do, and its process stays until they have left, too.
+That rank sees it end (a thread waits for it), and reports it to the other servers, which report it to all ranks. A rank
+that has servers leaves as others do, and its process stays until they have left, too.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _LINGER_MS = 2000
 
 
 class _Child:
-    """A server that this rank has started. Its end is told unless `expected`."""
+    """A server that this rank has started. Its end is reported unless `expected`."""
 
     def __init__(self, number: int, order: dict[str, Any], patience: float) -> None:
         words = python_command.words("hvdlite.ps.server_child", "main()")
@@ -82,7 +82,7 @@ def _how(code: int) -> str:
 
 
 class _Serving:
-    """Servers and keys of this life of the job."""
+    """Servers and keys of this incarnation of the job."""
 
     def __init__(self, addresses: list[str], children: list[_Child], secret: bytes, job: int, session: int) -> None:
         settings = config.load()
@@ -118,8 +118,8 @@ class _Serving:
         context.destroy()
 
     def _close(self, failed: bool) -> Any:
-        """Before the ranks part. Returns what is to be done afterwards: who waits for this rank hears first that it has
-        left, and may end by that."""
+        """Before the ranks part. Returns what is to be done afterwards: ranks that wait for this one learn first that
+        it has left, and may end by that."""
         global _serving
         _serving = None
         is_heard = not failed and self._said_bye()
@@ -161,7 +161,7 @@ _serving: _Serving | None = None
 
 
 def serve(servers: int | None = None) -> None:
-    """Start servers of tables as child processes of the ranks. All ranks must call it with the same number.
+    """Start parameter servers as child processes of the ranks. All ranks must call it with the same number.
 
     It is for jobs that ``hvdlite-run --servers`` does not start: those under srun, mpirun or torchrun, or a single
     script. The first ``Table`` calls it, so with ``HVDLITE_SERVERS`` set it is not needed. It does nothing if there are

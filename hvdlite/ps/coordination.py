@@ -1,7 +1,7 @@
 """Collective operations on a table: all ranks open, save and load it together.
 
-Servers are told by rank 0 alone, between collectives: so a table has one number on all of them, and ranks that differ
-hear it before a server does.
+Only rank 0 sends to the servers, between collectives: so a table has one number on all of them, and ranks that differ
+raise before a server gets the request.
 
 What a server could not do, every rank raises.
 """
@@ -21,7 +21,7 @@ from ..errors import HvdError, HvdMismatchError, HvdPeerLostError, HvdTimeoutErr
 from ..errors.codes import coded
 from .client import Client
 
-_SAY_S = 0.5  # how often rank 0 says that it goes on
+_SAY_S = 0.5  # how often rank 0 reports that it goes on
 
 
 def opened(client: Client, spec: dict[str, Any]) -> int:
@@ -56,7 +56,7 @@ def met(client: Client) -> None:
 class Work:
     """What rank 0 does with servers for all ranks, in a thread of its own. All ranks make it, and all call `wait`.
 
-    While it lasts, rank 0 says twice a second that it goes on: so no collective is stuck, however long servers work.
+    While it lasts, rank 0 reports twice a second that it goes on: so no collective is stuck, however long servers work.
     """
 
     def __init__(self, client: Client, call: Callable[[], Any], spec: dict[str, Any], again: bool = True) -> None:
@@ -108,7 +108,7 @@ class Work:
         return self._said[0] if self._said else HvdError("it was not over [HVD033]")
 
     def _run(self) -> None:
-        """Where a server ends meanwhile of whose rows there are copies, all is done again, if that is asked for."""
+        """If a server ends meanwhile and its rows have copies, all is done again, if that is asked for."""
         error: Exception | None = None
         value: Any = None
         alive = self._client.servers + 1
@@ -126,7 +126,7 @@ class Work:
 
 
 class Saving(Handle):
-    """A save under way, for hvd.synchronize. All ranks wait for it, and ask whether it is done, together."""
+    """A save in flight, for hvd.synchronize. All ranks wait for it, and ask whether it is done, together."""
 
     __slots__ = ("work",)
 

@@ -6,7 +6,7 @@
 `worker` and `server` are the two ends, `number` counts a worker's pushes to one server (from 1), or its questions.
 `after`: a pull is to see all pushes of its worker up to this number, also those that were lost and come again.
 `rate` of a push: the learning rate of its worker, where the table's rule has one that may change.
-`session` tells one life of the job's ranks from the next. A head of another magic, session or server is not looked at.
+`session` identifies the incarnation of the job's ranks. A head of another magic, session or server is not looked at.
 
     kind     from, to   frames after the head          answered by
     PULL     w, s       ids (int64, different)         ROWS (float32), once the clocks allow it; until then WAITS, each
@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 from ..errors import HvdError, HvdMismatchError, HvdPeerLostError
 
 HEAD = struct.Struct("<HBBHHHHIQQQIf")
-MAGIC = 0x7633  # with the version of what is said
+MAGIC = 0x7633  # with the version of the protocol
 PULL, ROWS, WAITS, PUSH, DONE, CLOCK, CALL, ANSWER, REFUSED, GONE = range(1, 11)
 TICK, LEAVE = 1, 2  # flags of a PUSH: the last of its step; the last of its worker (of a REFUSED: worker `number` left)
 PIECE_BYTES = 4 << 20  # of rows in one message: heartbeats and short messages get through between two

@@ -20,7 +20,7 @@ from . import messages
 
 
 class Question:
-    """Something under way: messages to servers that are not answered. `rows` is what a pull fills."""
+    """Something in flight: messages to servers that are not answered. `rows` is what a pull fills."""
 
     def __init__(self, table: Any = None, rows: Any = None, clock: int = 0) -> None:
         self.table, self.rows, self.clock = table, rows, clock
@@ -29,7 +29,7 @@ class Question:
 
 
 class Awaited(Handle):
-    """A pull or a push under way, for hvd.synchronize. made: makes the result when it is answered."""
+    """A pull or a push in flight, for hvd.synchronize. made: makes the result when it is answered."""
 
     __slots__ = ("_question",)
 

@@ -66,7 +66,7 @@ class RowPlacement:
         self.owners = np.ascontiguousarray(lists[:, :replicas].astype(np.int16))
 
     def places(self, ids: Any) -> tuple[Any, Any]:
-        """(part, place in it) of each row: int64 arrays."""
+        """(part, index in it) of each row: int64 arrays."""
         x = mixed(ids, self._bits) if self.order == "hash" else ids.astype(U64)
         return (x >> U64(self._low)).astype(np.int64), (x & U64(self.rows_per_part - 1)).astype(np.int64)
 

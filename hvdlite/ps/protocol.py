@@ -8,14 +8,14 @@ low is the least of them (of workers that have not left). A pull in step c is an
 of its worker are applied:
 
     staleness s = 0   bulk synchronous (BSP): the pushes of a step are kept, and applied when all have ended it: added
-                      up by row, first each worker's, then in the order of ranks, as one update. So nobody sees a part
-                      of a step, and bits do not depend on who came first.
+                      up by row, first each worker's, then in the order of ranks, as one update. So no worker sees a
+                      part of a step, and bits do not depend on the order of arrival.
     s >= 1            stale synchronous (SSP; Ho et al., 2013): applied when they come. A pull in step c sees all steps
                       before c - s of everyone, all of its own, and perhaps more.
     s = None          asynchronous (ASP): never waits.
 
 A rule with a learning rate takes that of the push. With s = 0 it takes that of the ticks of the step, which must agree;
-a worker that leaves has no say while another ends the step with a tick.
+a worker that leaves does not count while another ends the step with a tick.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class _Table:
                     self._update(*_added(of_worker), rate)
             except Refused as error:
                 self.broken = str(error)
-            except Exception as error:  # of a user's rule; whose gradient it was nobody knows any more
+            except Exception as error:  # of a user's rule; the gradient's worker is unknown by now
                 text = f"its optimizer raised {type(error).__name__}: {error}"
                 self.broken = f"table {self.shard.name!r}: {text}, at the end of step {step + 1}"
         return True
@@ -139,7 +139,7 @@ class _Left(Refused):
 
 
 class Protocol:
-    """One server. `take` is told one message and returns the answers; it raises nothing. `now` is set by the loop.
+    """One server. `take` gets one message and returns the answers; it raises nothing. `now` is set by the loop.
 
     calls: what else a worker may ask for, by name: called with this, the table (or None) and what was sent (JSON).
     """
@@ -152,7 +152,7 @@ class Protocol:
         self._begin(0, 0)
 
     def _begin(self, session: int, workers: int) -> None:
-        """Another life of the job's ranks: tables and numbers begin anew."""
+        """Another incarnation of the job's ranks: tables and numbers begin anew."""
         self.session, self.workers = session, workers
         self.tables: list[_Table] = []
         self.left: set[int] = set()
@@ -185,7 +185,7 @@ class Protocol:
             if head.kind == messages.CLOCK:
                 table = self.tables[head.table]
                 self._check_waits(table, int(table.clocks[head.worker]) - 1)
-                gone = [self._gone(head.worker, each) for each in self.gone]  # what was told may have been lost
+                gone = [self._gone(head.worker, each) for each in self.gone]  # the first message may have been lost
                 return [(head.worker, self._clock(messages.CLOCK, head, whole=True)), *gone]
             raise Refused(f"a worker does not send messages of kind {head.kind}")
         except _Left as error:
@@ -306,7 +306,7 @@ class Protocol:
         return [(each, self._clock(messages.CLOCK, head._replace(worker=each), whole=False)) for each in told]
 
     def server_gone(self, number: int, text: str) -> list[Answer]:
-        """The starter of a server says that it has ended; every worker is told."""
+        """The starter of a server reports that it has ended; every worker is notified."""
         self.gone[number] = text
         return [self._gone(each, number) for each in range(self.workers)]
 
@@ -330,6 +330,6 @@ def _open(server: Protocol, table: _Table | None, asked: dict[str, Any]) -> Any:
 
 
 def _bye(server: Protocol, table: _Table | None, asked: dict[str, Any]) -> Any:
-    """This worker says no more."""
+    """This worker sends no more."""
     server.left.add(asked["worker"])
     return {}

@@ -1,7 +1,7 @@
 """A process that holds shares of tables: one loop, one thread of Python; ZeroMQ's own thread moves and encrypts bytes.
 
-It is no rank and runs nothing of the script. Who starts it gives it an `ServerOptions` and a `Source`: the launcher
-(server_main.py) or a rank (server_child.py). It ends when the source says so, or when its parent has ended. All state
+It is no rank and runs nothing of the script. Its starter gives it a `ServerOptions` and a `Source`: the launcher
+(server_main.py) or a rank (server_child.py). It ends when the source ends it, or when its parent has ended. All state
 is in memory.
 """
 
@@ -23,18 +23,18 @@ _AT_ONCE = 64  # messages that are taken before other news is looked at
 
 
 class ServerOptions(NamedTuple):
-    """What a server is told when it is started."""
+    """What a server gets when it is started."""
 
     number: int
     servers: int
     secret: bytes
-    job: int  # tells jobs apart where nothing is encrypted
+    job: int  # distinguishes jobs where nothing is encrypted
     encrypted: bool
     host: str  # the address at which it listens
 
 
 class Source(Protocol):
-    """Who has started it."""
+    """The process that has started it."""
 
     def fileno(self) -> int:
         """Readable when there is news."""
@@ -52,7 +52,7 @@ def send(socket: Any, frames: list[Any]) -> int:
 
 
 def run(order: ServerOptions, source: Source, announce: Callable[[str], None]) -> None:
-    """Serves until the source says that it is over. announce(address) is called once it listens."""
+    """Serves until the source ends it. announce(address) is called once it listens."""
     zmq = curve.zmq_for("hvd.ps")
     context, poller, parent = zmq.Context(), zmq.Poller(), os.getppid()
     router, door = context.socket(zmq.ROUTER), None
@@ -90,7 +90,7 @@ def run(order: ServerOptions, source: Source, announce: Callable[[str], None]) -
 
 
 def _take(zmq: Any, router: Any, state: protocol.Protocol, answer: Callable[[list[protocol.Answer]], None]) -> None:
-    """What has come. Who is not of this job and session is counted and not answered."""
+    """Messages that have come. Those of another job or session are counted and not answered."""
     for _ in range(_AT_ONCE):
         try:
             name, *frames = router.recv_multipart(zmq.NOBLOCK, copy=False)
@@ -104,9 +104,9 @@ def _take(zmq: Any, router: Any, state: protocol.Protocol, answer: Callable[[lis
 
 
 def _left(zmq: Any, router: Any, server: protocol.Protocol, table: Any, asked: dict[str, Any]) -> Any:
-    """How many workers have yet to say that they have left, and how many of these are connected."""
+    """How many workers have yet to report that they have left, and how many of these are connected."""
     waiting, connected = set(range(server.workers)) - server.left, 0
-    router.router_mandatory = 1  # a send to nobody is an error
+    router.router_mandatory = 1  # a send to an unknown peer is an error
     for worker in waiting:
         with contextlib.suppress(zmq.ZMQError):
             router.send_multipart([b"%d" % worker, server.head(messages.ANSWER, worker)])  # to no question

@@ -23,7 +23,7 @@ class _Stdin:
         return 0
 
     def ended(self, tell: Callable[[int, str], None]) -> bool:
-        """Nothing is told here: ranks tell each other's servers by messages (cluster.py)."""
+        """Nothing is reported here: ranks notify each other's servers by messages (cluster.py)."""
         return not os.read(0, 4096)
 
 
@@ -40,4 +40,4 @@ def main() -> None:
 
 def _announce(address: str) -> None:
     print(address, flush=True)
-    os.dup2(2, 1)  # nobody reads the pipe any more, and a user's rule may print
+    os.dup2(2, 1)  # the pipe has no reader any more, and a user's rule may print

@@ -1,8 +1,8 @@
 """Main of a parameter server that hvdlite-run has started: it lives as long as the launcher's store.
 
-The environment says which server it is, of how many, and where the store is. The connection to the store takes the
-place of what a rank holds of a server that it has started itself: over it goes the address at which the server listens,
-and over it comes which other servers have ended. BYE, or its end, is the server's end.
+The environment has the server's number, the number of servers, and the store's address. A rank holds a pipe to a server
+that it has started itself; here the connection to the store replaces it. The server sends the address at which it
+listens, and gets the numbers of servers that have ended. BYE, or the end of the connection, ends the server.
 
 SIGINT, SIGTERM and SIGHUP are ignored: a scheduler or a terminal may send them to all processes, and ranks that save
 then need their tables. The server listens only where the route to the store leaves, never on all addresses of its host.
@@ -43,7 +43,7 @@ class StoreLine:
         self._sock.sendall(self._session.pack(framing.SERVE, json.dumps(says).encode()))
 
     def ended(self, tell: Callable[[int, str], None]) -> bool:
-        """Reads what is there; tell(number, text): of another server that has ended. Whether the server is to end.
+        """Reads what is there; tell(number, text): another server has ended. Returns whether this one is to end.
         Raises HvdInitError where the store refuses it, _wire.WireError for what the store has not sent."""
         try:
             chunk = self._sock.recv(65536)

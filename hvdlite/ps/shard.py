@@ -1,9 +1,9 @@
 """Shard: the rows of one table on one server, each made at its first use, with the optimizer's state.
 
-Rows lie densely in the order in which they were made; an index by part and place says where. Both arrays are reserved
-as address space for as many rows as there can be, and take memory when they are written: nothing is copied when a table
-grows. A table costs 4 bytes for each row that it might have (in pages that are touched), and 4 bytes for each number of
-each row that was touched.
+Rows lie densely in the order in which they were made; an index by part and row within the part gives their position.
+Both arrays are reserved as address space for as many rows as there can be, and take memory when they are written:
+nothing is copied when a table grows. A table costs 4 bytes for each row that it might have (in pages that are touched),
+and 4 bytes for each number of each row that was touched.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Wait for other ranks within the bound of staleness, and the report meanwhile.
 
-A pull, or the end of a step, waits for ranks that are too many steps behind. Once a second it is asked where they are,
-since what servers told may have been lost.
+A pull, or the end of a step, waits for ranks that are too many steps behind. Once a second it asks for their clocks,
+since a server's message may have been lost.
 
 After HVDLITE_STALL_CHECK_TIME the late ranks are named, and after HVDLITE_COLLECTIVE_TIMEOUT the wait is an error.
 """
@@ -30,11 +30,11 @@ class Limits(NamedTuple):
 
 
 class Patience:
-    """While a table waits for other ranks: asks for their clocks again, tells who is late, gives up in the end."""
+    """While a table waits for other ranks: asks for their clocks again, names late ranks, gives up in the end."""
 
     def __init__(self, client: Any, table: Any) -> None:
         self._client, self._table, self._since = client, table, time.monotonic()
-        self._asked, self._told = self._since - 0.8 * _ASK_S, False  # at first soon, to know whom to name
+        self._asked, self._told = self._since - 0.8 * _ASK_S, False  # at first soon, to know which ranks to name
 
     def look(self) -> None:
         """Called in each turn of the wait. Raises HvdTimeoutError."""

@@ -1,8 +1,9 @@
 """RayExecutor, as Horovod has it: actors of Ray become the ranks of a job and run function after function.
 
 Each rank is an actor, in a placement group of the executor's own or in the one that its caller runs in. Ranks of one
-host have neighbouring numbers. Hosts are told apart as the ranks themselves do it (_machine.host_id), because two nodes
-of Ray may be one machine; all ranks of a host see the GPUs of all of them, so that `hvd.local_rank()` is an index.
+host have neighbouring numbers. Hosts are distinguished as the ranks themselves do it (machine_id.host_id), because two
+nodes of Ray may be one machine; all ranks of a host see the GPUs of all of them, so that `hvd.local_rank()` is an
+index.
 
 A rank stays in the job from one `run` to the next. Where a function raises, all ranks leave, and the next `run` opens
 the job anew; where a worker is lost, the executor has to be started again. The common part is executors/driver.py.
@@ -344,7 +345,7 @@ class RayExecutor:
         """
         call = driver.call_of(fn, args, kwargs)
         self._ready()
-        self._failed = True  # nobody tells us, so ranks leave before the next call
+        self._failed = True  # Ray does not report it, so ranks leave before the next call
         return [worker.value.remote(call) for worker in self._workers]
 
     def execute(self, fn: Callable[[Any], Any]) -> list[Any]:
@@ -408,7 +409,7 @@ class RayExecutor:
             results = gathered.results()
             if watch.asked and not watch.left and all(self._in_job.values()):
                 self._in_job = dict(enumerate(self._within([worker.settled.remote() for worker in self._workers])))
-            self._failed = watch.left or not all(self._in_job.values())  # who has left may not join this store again
+            self._failed = watch.left or not all(self._in_job.values())  # such a rank may not join this store again
         except HvdRunError:
             if lost:
                 self._end("a worker was lost")

@@ -1,15 +1,15 @@
 """Remote calls: a pool of threads runs them, and every call ends.
 
-sockets.py sends and receives. Who has something to send does not wait. Calls are done by `threads` threads. Answers are
-unpickled by who asks for the result, or by one more thread where callbacks wait for it, never by the thread that
-receives: so counts of references are answered, and a dead rank is seen, whatever calls are doing. Nothing is unpickled
-that is not of this job.
+sockets.py sends and receives. A sender does not wait. Calls are done by `threads` threads. Answers are unpickled by the
+thread that asks for the result, or by one more thread where callbacks wait for it, never by the thread that receives:
+so counts of references are answered, and a dead rank is seen, whatever calls are doing. Nothing is unpickled that is
+not of this job.
 
 The core watches the ranks. Ten times a second the thread that receives asks it whether the job has failed, as long as
-an answer is missing; every call under way raises then.
+an answer is missing; every call in flight raises then.
 
-How it ends (hvd.shutdown): a rank waits for its own answers, says BYE to all, and serves until all have said so, or for
-HVDLITE_LEAVE_TIMEOUT. What is left then fails, here and (GONE) on those who wait for this rank.
+How it ends (hvd.shutdown): a rank waits for its own answers, sends BYE to all, and serves until all have sent it, or
+for HVDLITE_LEAVE_TIMEOUT. What is left then fails, here and (GONE) on ranks that wait for this one.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _NUMBER = struct.Struct("<Q")
 
 
 class Calls:
-    """Of one life of the job, from `start` to `close`."""
+    """Of one incarnation of the job, from `start` to `close`."""
 
     def __init__(self, threads: int, ref: Callable[[int, int], Any]) -> None:
         self.ref = ref
@@ -168,7 +168,7 @@ class Calls:
         self._drop(frames[3])
 
     def _drop(self, refs: bytes) -> None:
-        """Counts down what was counted for a message that nobody gets."""
+        """Counts down what was counted for a message that is not delivered."""
         for rank, number in taken(refs, lambda *place: place):
             self.count_down(rank, number)
 
@@ -198,7 +198,7 @@ class Calls:
             self._drop(refs)
 
     def _settled(self, future: Future, kind: bytes, body: bytes, text: bytes, refs: bytes) -> None:
-        held = taken(refs, self.ref)  # whether or not somebody asks for the result
+        held = taken(refs, self.ref)  # whether or not a caller asks for the result
         self._finish(future, partial(_made, future.name, future.rank, kind, body, text, held))
 
     def _finish(self, future: Future, answer: Callable[[], Any]) -> None:

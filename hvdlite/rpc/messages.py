@@ -6,7 +6,7 @@ of `__main__` inside of arguments are named, where cloudpickle would copy them: 
 class that the caller catches.
 
 References are pickled as numbers of a list (`leaving`) that travels beside the bytes. Their owners count them up before
-the bytes leave, and who receives them takes over the whole list before it unpickles (`arriving`): so counts are right
+the bytes leave, and the receiver takes over the whole list before it unpickles (`arriving`): so counts are right
 whatever becomes of the bytes.
 """
 

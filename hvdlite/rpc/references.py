@@ -1,9 +1,9 @@
 """Remote references: a value stays with its owner, which counts the references to it.
 
 A Ref is one count. `remote` makes the first. A Ref that is sent is a second one for its receiver, and its owner
-has counted it before the message leaves (calls.py): no count falls to 0 while a reference is under way. The receiver
-has it before it unpickles the message, and who cannot deliver the message drops it. A Ref that is
-dropped counts down, by a message that nobody waits for. The owner's socket thread alone changes counts, so they change
+has counted it before the message leaves (calls.py): no count falls to 0 while a reference is in flight. The receiver
+has it before it unpickles the message, and a sender that cannot deliver the message drops it. A Ref that is
+dropped counts down, by a message without an answer. The owner's socket thread alone changes counts, so they change
 in the order in which they come.
 """
 

@@ -40,7 +40,7 @@ _AT_ONCE = 64  # messages that are received before they are looked at
 
 
 class Sockets:
-    """Of one life of the job. lost(rank, frames): they cannot be sent, since that rank is gone."""
+    """Of one incarnation of the job. lost(rank, frames): they cannot be sent, since that rank is gone."""
 
     def __init__(self, rank: int, size: int, lost: Callable[[int, Frames], None]) -> None:
         self.rank, self.size, self.gone = rank, size, set[int]()
@@ -111,7 +111,7 @@ class Sockets:
         self._ring()
 
     def _ring(self) -> None:
-        with contextlib.suppress(OSError):  # it rings already (its buffer is full), or nobody listens any more
+        with contextlib.suppress(OSError):  # it rings already (its buffer is full), or it has no listener any more
             self._bell.send(b"\0")
 
     def _send_all(self) -> bool:
@@ -142,7 +142,7 @@ class Sockets:
         linger_ms: Callable[[], int],
     ) -> None:
         """Until `end`. call(name of the caller, *frames), answer(rank, *frames). look() tells whether calls are
-        under way, and is called ten times a second as long as they are. linger_ms(): of the last words."""
+        in flight, and is called ten times a second as long as they are. linger_ms(): of the last words."""
         waits, ways = select.poll(), {each.FD: each for each in (self._router, *self._dealers)}
         rank_of = {dealer: rank for rank, dealer in enumerate(self._dealers)}
         for each in (*ways, self.door.socket.FD, self._rung.fileno()):

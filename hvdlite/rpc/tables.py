@@ -40,7 +40,8 @@ class Future(concurrent.futures.Future[Any]):
         self.set_running_or_notify_cancel()
 
     def _settle(self, answer: Callable[[], Any]) -> bool:
-        """The answer is there; who asks for the result makes it. False: callbacks wait, so call `_settle_now`."""
+        """The answer is there; the thread that asks for the result makes it. False: callbacks wait, so call
+        `_settle_now`."""
         with self._making:
             self._answer = answer
             if not self._callbacks:
@@ -172,7 +173,7 @@ class Kept:
         return number
 
     def count(self, number: int, by: int) -> list[Any]:
-        """The value, if nobody has a reference to it any more."""
+        """The value, if no rank has a reference to it any more."""
         self._counts[number] += by
         if self._counts[number]:
             return []

@@ -1,8 +1,8 @@
 """CURVE keys for ZeroMQ: only the processes of one job exchange messages of hvd.ps and hvd.rpc.
 
-All keys are drawn from a secret that the job's processes share, so nothing is handed out and nobody in between can put
-himself there: each side knows the other's public key before the first byte. A server (of tables, or a rank that takes
-calls) has a key of its own; the clients share one, and a server lets in no other (ZAP, RFC 27 of ZeroMQ).
+All keys are drawn from a secret that the job's processes share, so nothing is handed out and no process in between can
+put himself there: each side knows the other's public key before the first byte. A server (of tables, or a rank that
+takes calls) has a key of its own; the clients share one, and a server lets in no other (ZAP, RFC 27 of ZeroMQ).
 
 CURVE (libsodium: Curve25519, XSalsa20-Poly1305) encrypts what is sent, and refuses what is repeated or changed. pyzmq
 is an extra: it is imported when the first socket is made.
@@ -78,7 +78,7 @@ class Keys:
         socket.connect(zmq_gate.way_to(address, self._name(address)))
 
     def _name(self, address: str) -> str:
-        """Of the unix socket behind this address: nobody else can take it before."""
+        """Of the unix socket behind this address: no other process can take it before."""
         told = f"hvdlite {self._purpose}, behind {address}".encode()
         return "hvdlite-" + hmac.digest(self._secret, told, "sha256")[:16].hex()
 

@@ -46,7 +46,7 @@ class WireError(ValueError):
 
 class Session:
     """The keys of one connection, and how many frames have gone each way. Without keys nothing is signed: for a pair of
-    sockets that this process and its child have, which nobody else can reach."""
+    sockets that this process and its child have, which no other process can reach."""
 
     def __init__(self, sends: bytes = b"", receives: bytes = b"") -> None:
         self.keys = sends + receives

@@ -6,7 +6,7 @@
 
 A proof is an HMAC-SHA256 with the secret over a label, what the connection is for, and everything said before. Labels
 of the two sides differ, so no proof can be reflected; nonces are fresh, so none can be replayed; both ends' addresses
-and ports are in it, so none can be passed on: who sits between has an end of its own, which one side sees and the other
+and ports are in it, so none can be passed on: a relay has an end of its own, which one side sees and the other
 does not. Both sides know then, and say so (`RELAYED`); what translates addresses (NAT, a mapped port, a proxy) cannot
 be told from a stranger who does, and is refused as well.
 
@@ -34,7 +34,7 @@ ANSWER_BYTES = len(MAGIC) + NONCE_BYTES + ENDS_BYTES + PROOF_BYTES
 VERDICT_BYTES = 1 + ENDS_BYTES + PROOF_BYTES
 
 WELCOME, UNKNOWN, RELAYED = range(1, 4)  # verdicts; no connection answers 0 by chance
-FOREIGN, FALSE = -1, -2  # what only the connector sees: another version, or one who knows no secret
+FOREIGN, FALSE = -1, -2  # what only the connector sees: another version, or a peer that knows no secret
 _PASSED_ON = (
     "the connection is not direct: this end sees {} connect to {}, the other end sees {} connect to {}. A proxy, "
     "NAT, a mapped container port or another user's relay forwards it, which is not supported. Let ranks and hosts "
@@ -46,7 +46,7 @@ STORE, REPORT = b"store", b"report"  # what connections are for
 
 class HandshakeError(Exception):
     """The other end is none of ours. verdict: UNKNOWN, RELAYED, FOREIGN or FALSE; the text says it for RELAYED alone,
-    since callers know who the other end should be."""
+    since callers know which peer it should be."""
 
     def __init__(self, verdict: int, text: str = "") -> None:
         super().__init__(text)
@@ -143,7 +143,7 @@ def receive(sock: socket.socket, count: int, deadline: float) -> bytes:
 
 def judge(secret: bytes, purpose: bytes, ends: bytes, greeted: bytes, answer: bytes) -> tuple[bytes, Session | None]:
     """The accepting side, which sent `greeted` and got an answer of ANSWER_BYTES: the verdict to send, and the keys;
-    None: it is to be dropped. Whoever proves nothing learns nothing."""
+    None: it is to be dropped. A peer that proves nothing learns nothing."""
     body, proof = answer[:-PROOF_BYTES], answer[-PROOF_BYTES:]
     said = greeted + body
     if body[: len(MAGIC)] != MAGIC or not hmac.compare_digest(proof, prove(secret, b"connects", purpose, said)):
@@ -160,7 +160,7 @@ def is_ours(answer: bytes) -> bool:
 
 
 def prove(secret: bytes, side: bytes, purpose: bytes, said: bytes) -> bytes:
-    """What nobody can compute who does not know the secret."""
+    """A value that only holders of the secret can compute."""
     return hmac.digest(secret, b"hvdlite %b, %b: " % (purpose, side) + said, "sha256")
 
 

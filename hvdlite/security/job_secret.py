@@ -87,7 +87,7 @@ def of_user(environ: Mapping[str, str], one_host: bool) -> bytes:
 
 
 def giving(environ: Mapping[str, str]) -> str:
-    """How somebody gives a job of several hosts a secret of its own."""
+    """How a user gives a job of several hosts a secret of its own."""
     if POD in environ:
         return (
             "set HVDLITE_SECRET_KEY in all pods from a Secret of Kubernetes: kubectl create secret generic hvdlite "

@@ -1,8 +1,8 @@
 """Signed pickles: bytes are unpickled only if a rank of the job has sent them, unchanged.
 
 Unpickling runs what the sender chose, and pickles travel as tensors do, which are not signed unless HVDLITE_WIRE_AUTH
-says so. So each carries a seal of SEAL_BYTES before it: a number, which no other pickle of its sender has, and
-BLAKE2b with a key of this job's life over the sender, the number, what the bytes are for, and the bytes. Nothing is
+says so. So each carries a seal of SEAL_BYTES before it: a number, which no other pickle of its sender has, and BLAKE2b
+with a key of this incarnation of the job over the sender, the number, what the bytes are for, and the bytes. Nothing is
 looked at before its seal has held. A pickle that was changed, made up, sent for something else, or sent twice is an
 error that names the rank.
 
@@ -41,7 +41,7 @@ class _Sender:
 
 
 class Seals:
-    """Of one life of a job. Any thread."""
+    """Of one incarnation of a job. Any thread."""
 
     def __init__(self, secret: bytes, job: int, epoch: int, rank: int) -> None:
         import hashlib  # late: loads OpenSSL, and importing hvdlite is to be quick

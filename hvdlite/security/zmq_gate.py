@@ -2,7 +2,7 @@
 
 So a socket of hvd.rpc and hvd.ps listens at a unix socket, which the kernel opens to processes of the same user alone,
 and members on the same host connect there. The port for the other hosts belongs to a `Gate`, a thread that passes bytes
-on. It opens a connection to ZeroMQ once the first byte is one of ZMTP, and counts until ZeroMQ has said READY: the
+on. It opens a connection to ZeroMQ once the first byte is one of ZMTP, and counts until ZeroMQ has sent READY: the
 client has proved then that it holds a key of the job (CURVE). Before that, connection_limits.py bounds number, time and
 bytes.
 
@@ -72,7 +72,7 @@ class Gate:
     """Passes on what comes to `listener` until `close`."""
 
     def __init__(self, listener: socket.socket, address: str, name: str) -> None:
-        self.address = address  # what clients are told
+        self.address = address  # what clients connect to
         self._listener, self._name = listener, name
         self._strangers: list[_Passage] = []  # oldest first
         self._passages: set[_Passage] = set()

@@ -59,7 +59,7 @@ class Store:
         return posixpath.join(self.url, *names)
 
     def write(self, data: bytes, *names: str) -> None:
-        """A file. Whoever reads it meanwhile sees what was there, or all of this."""
+        """A file. Readers meanwhile see what was there, or all of this."""
         system, path = self.at(*names)
         system.create_dir(posixpath.dirname(path), recursive=True)
         with system.open_output_stream(path + ".half") as stream:

@@ -2,7 +2,7 @@
 
 A name is not enough: clones share theirs, and containers of one machine may share neither memory nor network. The
 kernel's boot id tells machines apart, and the spaces of network and of shared memory tell containers. Ranks compare it
-in the meeting (rendezvous/placement.py), the launcher where nodes come to it by themselves
+in the rendezvous (rendezvous/placement.py), the launcher where nodes come to it by themselves
 (launcher/starters/rendezvous.py). Standard library only, because the launcher imports this.
 """
 

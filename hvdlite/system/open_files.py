@@ -17,7 +17,8 @@ SPARE = 256  # connections that are not yet believed, and what the framework ope
 
 
 def allow(more: int, who: str, why: str) -> None:
-    """Room for `more` descriptors beyond those that are open. Raises HvdInitError saying who lacks it, for what."""
+    """Room for `more` descriptors beyond those that are open. Raises HvdInitError naming the process and the
+    purpose."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = _opened() + more
     if soft == resource.RLIM_INFINITY or soft >= needed + SPARE:

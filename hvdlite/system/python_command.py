@@ -2,7 +2,7 @@
 
 `python -m` and `python -c` look for modules in the current folder before all others, and `python ~/train.py` does not
 look there at all. A job may be started in a folder where others may write (/tmp, scratch that a group shares): a
-`selectors.py` that somebody has left there would run as this user, with the job's secret at hand. So the folder is
+`selectors.py` that another user has left there would run as this user, with the job's secret at hand. So the folder is
 taken off the path before anything is imported but `sys`, which lies in no folder. (`python -P` would do, from 3.11 on.)
 
 Where the current folder is on the path for another reason (PYTHONPATH), it stays.

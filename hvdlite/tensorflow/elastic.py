@@ -46,7 +46,7 @@ def _lost(error: tf.errors.UnknownError) -> HorovodInternalError | None:
 
 @contextlib.contextmanager
 def _losses_told() -> Iterator[None]:
-    """A lost rank is a HorovodInternalError, however TensorFlow has told of it."""
+    """A lost rank is a HorovodInternalError, however TensorFlow has reported it."""
     try:
         yield
     except tf.errors.UnknownError as error:

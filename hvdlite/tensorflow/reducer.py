@@ -42,7 +42,8 @@ def _name(prefix: str, place: int, count: int, variable: Any) -> str:
 
 
 class Reducer:
-    """Averages gradients as it was told once. ValueError or TypeError for what cannot be or does not go together."""
+    """Averages gradients by arguments that are given once. ValueError or TypeError for what cannot be or does not go
+    together."""
 
     def __init__(
         self, prefix: str, compression: Any = NoneCompressor, sparse_as_dense: bool = False, op: int = Average,
@@ -77,7 +78,7 @@ class Reducer:
 
     @property
     def alone(self) -> bool:
-        """Whether there is nobody to average with."""
+        """Whether there is no other rank to average with."""
         return not self.process_set.included() or self.process_set.size() == 1
 
     def made_dense(self, gradient: Any) -> Any:
@@ -156,7 +157,7 @@ class Reducer:
 
     def _averages(self, prefix: str, found: list[Any], owners: list[Any]) -> tuple[list[Any], list[Any]]:
         """The averages, and in a graph what is there once they are. No average itself will do for that: between those
-        of one call and who depends on one is a node for all of them (tf.custom_gradient), which waits for backward's
+        of one call and what depends on one is a node for all of them (tf.custom_gradient), which waits for backward's
         end."""
         dense: list[int] = []
         done: list[Any] = []

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from .state_broadcast import broadcast_optimizer_state, broadcast_parameters, broadcast_state
     from .sync_batch_norm import SyncBatchNorm, convert_sync_batchnorm
 
-_LATER = {  # on first use: more than half of the import, and not for those who come for torch.distributed
+_LATER = {  # on first use: more than half of the import, and not needed for torch.distributed
     "elastic": ("elastic",),
     "ps": ("ps",),
     "consistency": ("check_consistency",),

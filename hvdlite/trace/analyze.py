@@ -1,9 +1,9 @@
 """hvdlite-trace analyze DIR: the rank and the collective that a job stopped at, from its flight records.
 
-What can be said comes from comparing. A tensor that some ranks wait for and others never submitted says who is missing.
-Two tensors, each waited for by those who lack the other, say that the order differs. The failure in the records, the
-same on all ranks, says who ended the job; what the others were waiting for then says where. If nothing is stuck, times
-are compared, on one clock: who is last, how often, and by how much.
+What can be said comes from comparing. A tensor that some ranks wait for and others never submitted shows the missing
+ranks. Two tensors, each waited for by ranks that lack the other, show that the order differs. The failure in the
+records, the same on all ranks, names the rank that ended the job; what the others were waiting for then shows where. If
+nothing is stuck, times are compared, on one clock: the last rank, how often, and by how much.
 
 A rank that was killed has left no record, and a record may be cut: what the others say is said nevertheless, and who or
 which file is missing.
@@ -26,9 +26,9 @@ from .events import BadRecord, Event, Record, Waiting, read_record
 from .regular_file import no_folder
 
 HELP = "name the rank and the collective at fault"
-TIMEOUT = -7  # HVD_ETIMEOUT: who lost patience is not to blame
+TIMEOUT = -7  # HVD_ETIMEOUT: the rank that gave up is not to blame
 MISMATCH = -4  # HVD_EMISMATCH
-MATCHES = 5  # collectives that must have been compared before somebody counts as late
+MATCHES = 5  # collectives that must have been compared before a rank counts as late
 LATE_NS, LATE_SHARE = 1_000_000, 0.5
 
 Key = tuple[int, str, int]  # process set: its number; name; its first rank, -1: not known
@@ -135,7 +135,7 @@ def _shown(name: str) -> str:
 
 
 def _waits(records: Mapping[int, Record]) -> tuple[dict[Key, list[int]], dict[Key, str]]:
-    """Who waits for what, the longest waited for first; and its kind."""
+    """Which ranks wait for what, the longest waited for first; and its kind."""
     since: dict[Key, int] = {}
     who: dict[Key, list[int]] = {}
     kinds: dict[Key, str] = {}
@@ -177,7 +177,7 @@ def _lack(records: Mapping[int, Record], key: Key, who: Sequence[int]) -> list[i
 
 
 def _order(records: Mapping[int, Record]) -> Iterator[str]:
-    """Two tensors, each waited for by who lacks the other."""
+    """Two tensors, each waited for by a rank that lacks the other."""
     waits, kinds = _waits(records)
     for one, those in waits.items():
         for other, others in waits.items():

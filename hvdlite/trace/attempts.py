@@ -68,7 +68,7 @@ def _plain(name: str) -> str:
 def choose(paths: Iterable[Path], before: int = 0) -> Found:
     """Those of the newest attempt, or of the one so many before it. What does not say whose it is is the newest's.
 
-    Raises NoAttemptError. Files that cannot be read are among the newest: who reads them will say so.
+    Raises NoAttemptError. Files that cannot be read are among the newest: the reader reports them.
     """
     told: dict[Path, tuple[Life | None, float]] = {path: _told(path) for path in paths}
     newest: dict[Life, float] = {}

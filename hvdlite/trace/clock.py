@@ -28,7 +28,7 @@ def offset(
 ) -> tuple[int, int]:
     """(offset_ns, error_ns): added to this rank's CLOCK_MONOTONIC it is that of rank 0, give or take the error.
 
-    host_of: the number of each rank's host; None, or one host: (0, 0), and nobody is asked. Else all ranks call it:
+    host_of: the number of each rank's host; None, or one host: (0, 0), and no rank is asked. Else all ranks call it:
     `allgather` gives every rank's bytes in rank order. Raises what that raises.
     """
     if host_of is None or allgather is None or len(set(host_of)) < 2:

@@ -1,7 +1,7 @@
 """Folder of flight records: the one that is asked for, or one of the user's among temporary files.
 
 HVDLITE_TRACE_DIR (`--trace-dir`) names a folder; "off" or "0" means none. Otherwise only what fails leaves records, in
-`hvdlite-trace-UID/JOB` of the folder for temporary files, where anybody may have put something of that name: the core
+`hvdlite-trace-UID/JOB` of the folder for temporary files, where any user may have put something of that name: the core
 uses it only if it is the user's alone (csrc/engine/flight_recorder/dump.c). The newest KEPT jobs stay there.
 
 The launcher and the ranks of its host find the same folder, each by itself: by the job's number.
@@ -98,7 +98,7 @@ def _unwritable(folder: str) -> str | None:
 
 
 def _not_own(folder: str) -> str | None:
-    """Why the core leaves this folder alone, if it does: anybody may have made one of that name."""
+    """Why the core leaves this folder alone, if it does: any user may have made one of that name."""
     try:
         about = os.lstat(folder)
     except OSError:

@@ -2,7 +2,7 @@
 
 The ring holds numbers (csrc/trace/trace.h says what they mean), a flight record says the same in words. Both become
 `Event`, so that what reads events need not know where they come from. A record is written by another process, perhaps
-on another day by another version, perhaps by somebody else: everything that is taken from it is checked, and a file
+on another day by another version, perhaps by another user: everything that is taken from it is checked, and a file
 that will not do raises BadRecord with what is wrong, so that the others can still be read.
 """
 

@@ -1,8 +1,8 @@
 """Flight recorder: dumps of a rank's ring of events to a file.
 
 `dump_trace` writes a flight record now. Without it the core writes one when the job fails, by itself; here only two
-cases are added: a rank whose script ends by an exception that ended nobody else, and a job that goes well with a folder
-that was asked for, whose ranks write theirs when they leave. `start_timeline` and `stop_timeline` are Horovod's.
+cases are added: a rank whose script ends by an exception that ended no other rank, and a job that goes well with a
+folder that was asked for, whose ranks write theirs when they leave. `start_timeline` and `stop_timeline` are Horovod's.
 
 `begin` and `end` belong to init() and shutdown(), which call them with their lock held.
 """
@@ -180,7 +180,7 @@ def _listen(number: int | None) -> None:
 
 
 def _listen_no_more() -> None:
-    """What there was before is there again. A handler that the script has set since then stays, and is told of."""
+    """What there was before is there again. A handler that the script has set since then stays, and is reported."""
     number, _state.number = _state.number, None
     if number is None:
         return
@@ -209,7 +209,7 @@ def _on_signal(*received: Any) -> None:
 
 
 def end() -> None:
-    """It is about to leave. What cannot be written is told, and keeps nobody from leaving."""
+    """It is about to leave. A failed write is reported, and does not keep the rank from leaving."""
     if lib.hvd_initialized() != 1:
         return
     try:
@@ -218,7 +218,7 @@ def end() -> None:
         failed = _core.failure_of_job() is not None
         raised = getattr(sys, "last_type", None) is not None and not sys.flags.interactive
         if raised and not failed:
-            _dump(None, lib.HVD_WHY_ERROR)  # the core decides: the failure may be under way
+            _dump(None, lib.HVD_WHY_ERROR)  # the core decides: the failure may be on its way
         elif _state.asked and not failed:
             _dump(None, lib.HVD_WHY_ASKED)
         if (failed or raised) and not _state.asked:

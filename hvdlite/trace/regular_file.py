@@ -1,6 +1,6 @@
 """Open a file that was found in a folder or named by a user: only if it is a regular one, and without waiting.
 
-Whatever lies in a folder may have the name of a record. A FIFO that nobody writes into would keep its reader for ever,
+Whatever lies in a folder may have the name of a record. A FIFO without a writer would keep its reader for ever,
 and a device may have no end; so nothing is read before it is known what it is, as in
 csrc/engine/flight_recorder/rotation.c. Links are followed: where a record really lies is its owner's affair.
 """

@@ -3,7 +3,7 @@
 report/live.py does it; this is its command line. hvdlite-run --dashboard starts it with --with-parent, so that it ends
 with the launcher, however that ends. What is printed is the page's address, once it is there.
 
-Whoever can reach the address sees the numbers, so it is one of this machine alone unless --host says otherwise.
+Any process that can reach the address sees the numbers, so it is one of this machine alone unless --host is given.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The timeline: the ring of this rank, written to a file while the job runs, in the format of chrome://tracing.
 
 A thread, which runs only while a timeline is written, has what is new in the ring turned into rows (spans.py) and
-appends them. Nothing else of the process changes: the events are there anyway, nobody waits for the thread, it needs
+appends them. Nothing else of the process changes: the events are there anyway, no thread waits for this one, it needs
 Python's lock for some microseconds each time it comes, and what runs on a GPU is not waited for. It comes often enough
 that the ring does not overflow, the sooner the more there was last time; what was lost nevertheless is counted, and the
 file says so.
@@ -76,7 +76,7 @@ class Timeline:
         try:
             os.makedirs(folder, exist_ok=True)
         except FileExistsError:
-            pass  # it is no folder: opening the file says so
+            pass  # it is not a folder: opening the file raises the error
         except OSError as error:
             raise self._refusal(error, f"its folder {folder!r} cannot be made: ") from None
 

@@ -1,14 +1,14 @@
 """Comparison of replicas bit by bit, behind every adapter's `check_consistency`.
 
 Weights should stay the same, since all ranks start from the root's and make the same steps; when one seeds, clips,
-freezes or loads by itself they drift apart, and nothing but the result says so. Compared are bits, by digests: 16 bytes
+freezes or loads by itself they drift apart, and only the result shows it. Compared are bits, by digests: 16 bytes
 a rank while all is well. Only where those differ do keys, shapes and digests of all leaves travel, to say which is the
 first and on which ranks. So 0.0 and -0.0 differ, and two NaNs are the same if their bits are.
 
-What of a value is compared digest.py says. Objects whose pickles are equal are the same; of unequal ones that show
-alike nothing is known, and that is said. Every rank hears of the same difference, in the same words; also of a rank
-that cannot compare what it was given. The exchange is named after the call, so a rank that is in another one is waited
-for by name, and what it sends there is no answer here.
+digest.py defines what is compared of a value. Objects whose pickles are equal are the same; of unequal ones with the
+same text nothing is known, and the error reports that. Every rank gets the same difference, in the same words; also of
+a rank that cannot compare its values. The exchange is named after the call: if a rank is in another call, the stall
+report names it, and its messages there do not answer this one.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Leaf(NamedTuple):
 
 
 class _Told(NamedTuple):
-    """What a rank tells of a leaf; the last three as `digested` has them."""
+    """What a rank sends of a leaf; the last three as `digested` has them."""
 
     key: str
     name: str
@@ -48,7 +48,7 @@ class _Told(NamedTuple):
 def leaves_of(part: Any, path: str, key: str | None = None) -> list[Leaf]:
     """Every leaf of a nested structure of dicts, lists and tuples, named by its path, in its order.
 
-    key: what the structure itself is matched by, if not `path`. Leaves' keys tell apart what paths do not: "a.b" and b
+    key: what the structure itself is matched by, if not `path`. Leaves' keys distinguish what paths do not: "a.b" and b
     of a, 1 and "1". ValueError for what contains itself.
     """
     leaves: list[Leaf] = []
@@ -133,7 +133,7 @@ def compare(
 def _compared(
     found: Callable[[], Sequence[Leaf]], bits_of: Callable[[Any], Bits | None]
 ) -> tuple[list[_Told], Exception | None, tuple[bool, str] | None]:
-    """What is told of each leaf; or what was raised instead, and what the other ranks hear of it."""
+    """What is sent of each leaf; or what was raised instead, and what the other ranks get of it."""
     told: list[_Told] = []
     times: Counter[str] = Counter()
     name = ""
@@ -142,7 +142,7 @@ def _compared(
             name = given.name
             for leaf in leaves_of(given.value, given.name, given.key):
                 name = leaf.name
-                times[leaf.key] += 1  # a dict may have two lambdas as keys, which nothing tells apart
+                times[leaf.key] += 1  # a dict may have two lambdas as keys, which nothing distinguishes
                 key = leaf.key if times[leaf.key] == 1 else f"{leaf.key} ({times[leaf.key]})"
                 told.append(_Told(key, name, *digested(leaf.name, leaf.value, bits_of)))
     except Exception as error:  # of any class: the others wait
@@ -151,7 +151,7 @@ def _compared(
 
 
 def _words(error: Exception, name: str) -> str:
-    """What is told of an error, which may be a user's: one with a code says itself where it arose."""
+    """What is sent of an error, which may be a user's: a text with a code names its origin itself."""
     try:
         text = str(error)
     except Exception:
@@ -211,7 +211,7 @@ def require_equal(
 
 
 def mismatch(code: str, text: str, everyone: Sequence[Any], ranks: Sequence[int]) -> HvdMismatchError:
-    """The error that names, as `ranks`, those of the ranks that have not what the first has. everyone: by rank."""
+    """The error that names, as `ranks`, the ranks that differ from the first. everyone: by rank."""
     error = HvdMismatchError(coded(code, text))
     error.ranks = tuple(rank for rank, theirs in zip(ranks, everyone) if theirs != everyone[0])
     return error

@@ -1,6 +1,6 @@
 """Digests of values for comparison between ranks: of their bits, or of their pickle.
 
-Arrays, buffers and other frameworks' tensors are read here; an adapter says what lies in its own (`Bits`). Numbers and
+Arrays, buffers and other frameworks' tensors are read here; an adapter gives the bits of its own (`Bits`). Numbers and
 texts show what they are. Any other object is pickled, in a form that has nothing of its process in it: no order of a
 set, no address, and not whether two equal texts are one.
 """
@@ -54,7 +54,7 @@ def number_of(what: object) -> int:
 
 
 def summands(number: int) -> list[int]:
-    """What a rank adds to a sum that tells whether all have the same number, of 63 bits at most: `are_equal` reads it.
+    """What a rank adds to a sum that shows whether all have the same number, of 63 bits at most: `are_equal` reads it.
     Ranks that have joined add zeros, and do not count."""
     parts = [number >> _BITS * i & ((1 << _BITS) - 1) for i in range(_PARTS)]
     return [1, *parts, *(part * part for part in parts)]
@@ -144,9 +144,9 @@ class _Reader(NamedTuple):
 
 
 class _Pickler(pickle.Pickler):
-    """Pickles what is the same in the same way in every process; nobody is to load it.
+    """Pickles what is the same in the same way in every process; it is never loaded.
 
-    In the place of a set stand its sorted digests; of arrays and tensors, their bits; of a function, a class or a
+    A set is replaced by its sorted digests; of arrays and tensors, their bits; of a function, a class or a
     module, its name alone. fast: without notes of what came before, so that it does not matter whether two equal texts
     are one; what contains itself can only be pickled with them.
     """

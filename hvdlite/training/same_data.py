@@ -2,7 +2,7 @@
 
 Nothing fails in such a job; it is only no faster than one process. So in the first two steps the ranks compare a digest
 of their own gradients, before the average. Equal data gives equal gradients, as all ranks have the same weights.
-Gradients that are all zero, or not all finite, say nothing.
+Gradients that are all zero, or not all finite, are not evidence.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _SAID = (
 class SameData:
     """This rank's gradients of the first steps. An adapter compares `number` with the other ranks' in each of them."""
 
-    differed = 0  # how many comparisons of this process found different gradients, in this life of the job
+    differed = 0  # how many comparisons of this process found different gradients, in this incarnation of the job
 
     def __init__(self, since: int | None = None) -> None:
         self._finite = True
@@ -47,9 +47,9 @@ class SameData:
         return number_of(sorted(self._bits.items())) if any(self._bits.values()) else 0
 
     def step(self, number: int, equal: bool, ranks: int, warns: bool) -> None:
-        """A step's comparison is over. ranks: that were compared; warns: this is the one that says it.
+        """A step's comparison is over. ranks: that were compared; warns: this rank prints the warning.
 
-        Nothing is said if another comparison has found different gradients since: a tape has averaged these before.
+        No warning if another comparison has found different gradients since: a tape has averaged these before.
         """
         self._bits.clear()
         self._finite = True

@@ -40,7 +40,7 @@ class ElasticJob(Launch):
     def training(self):
         """{pid: rank} of those that have made a step and live."""
         found = {pid: self.steps(pid) for pid in self.pids()}
-        return {pid: steps[-1][2] for pid, steps in found.items() if steps and self.incarnations(pid)}
+        return {pid: steps[-1][2] for pid, steps in found.items() if steps and self.is_alive(pid)}
 
     def until_training(self, count, step=0):
         """Waits until so many take part, of which the last step was above this one."""
@@ -79,8 +79,8 @@ class ElasticJob(Launch):
     def signal(self, pid, number):
         os.kill(pid, number)
 
-    def incarnations(self, pid):
-        return incarnations(pid)
+    def is_alive(self, pid):
+        return is_alive(pid)
 
 
 def said(job):
@@ -89,7 +89,7 @@ def said(job):
     return [re.sub(r"\.py:\d+", ".py:N", re.sub(r"pid \d+", "pid P", "".join(each))) for each in shown]
 
 
-def incarnations(pid):
+def is_alive(pid):
     """A process that is no zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from elastic_jobs import ElasticJob, incarnations
+from elastic_jobs import ElasticJob, is_alive
 from hosts import NAMES, PIDS, Hosts, needs_hosts
 from hosts_sshd import empty_within, inhabitants
 from ranks import everything
@@ -47,8 +47,8 @@ class HostsJob(ElasticJob):
     def signal(self, pid, number):
         os.kill(self.outside(pid), number)
 
-    def incarnations(self, pid):
-        return incarnations(self.outside(pid))
+    def is_alive(self, pid):
+        return is_alive(self.outside(pid))
 
     def outside(self, pid):
         """What a process of a host is called here, 0 if it is not there."""

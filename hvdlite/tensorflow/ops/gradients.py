@@ -111,7 +111,7 @@ def _reducescatter(past: Past, gradients: list[tf.Tensor]) -> list[tf.Tensor]:
 
 
 def _alltoall(past: Past, gradients: list[tf.Tensor]) -> list[tf.Tensor]:
-    """The way back. Rows that were sent to nobody have a gradient of zero."""
+    """The way back. Rows that were sent to no rank have a gradient of zero."""
     backs = []
     for gradient, rows, sent in zip(gradients, past.rows, past.inputs):
         (back,) = past.again("alltoall", [gradient], splits=tf.cast(rows, tf.int64))

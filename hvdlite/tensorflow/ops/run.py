@@ -158,7 +158,7 @@ def _in_graph(
     ops = opened.ops
     splits = _splits_of(terms.splits, size)
     handles = [started(x=tensor, splits=splits, key=key, **said) for tensor, key in zip(tensors, keys)]
-    # A group is started whole, though a session may want one result only; who waits with a thread starts all first.
+    # A group is started whole, also if a session wants one result only; an op with a waiting thread starts all first.
     before = handles if count > 1 and (grouped or not opened.asynchronous) else []
     outcome = Outcome([], [])
     for tensor, handle in zip(tensors, handles):

@@ -3,7 +3,7 @@
 A collective that ranks have voted for cannot be withdrawn (../../_core/deadline.py), so the error's `handle` leads to
 it: `hvd.synchronize(error.handle)` waits for it again, and brings what the call would have returned: tensors, and all
 that is done to them after the collective. They have gradients where the tape records when they are first waited for.
-Who lets go of the handle gets no result; memory and name are in use until the collective has ended on all ranks.
+A caller that drops the handle gets no result; memory and name are in use until the collective has ended on all ranks.
 
 A graph has no such calls. Which of its collectives have begun when one of them is given up is for TensorFlow to choose,
 on this rank differently than on others, so the next run would meet the last one's tensors under the same names, and add
@@ -24,7 +24,7 @@ from ..errors import translated
 
 
 class Late(Handle):
-    """A collective that somebody has lost patience with. `made` makes its result of it, once it has ended."""
+    """A collective that its caller has given up waiting for. `made` makes its result of it, once it has ended."""
 
     __slots__ = ("_handle", "_made", "_what")
 
@@ -65,7 +65,7 @@ def wait(handle: Handle, timeout: Any, late: Late) -> None:
 
 
 def finished(finish: Callable[[Any], Any], call: Callable[..., Any], *args: Any, **more: Any) -> Any:
-    """`finish` of what the call returns: now or, where its time is over, once somebody waits for it again."""
+    """`finish` of what the call returns: now or, where its time is over, once a caller waits for it again."""
     try:
         found = call(*args, **more)
     except HvdTimeoutError as error:

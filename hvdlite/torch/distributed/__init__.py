@@ -6,9 +6,10 @@
     dist.init_process_group("hvdlite")
     model = torch.nn.parallel.DistributedDataParallel(model)
 
-Started by hvdlite-run, torchrun, or anything that init_process_group can meet over. Where none of these has set
-MASTER_ADDR, as under mpirun and srun, `init_process_group("hvdlite", init_method="hvdlite://")` meets as hvd.init()
-does. A script may use hvd's own calls beside: `hvd.init()` and the process group share one job.
+Started by hvdlite-run, torchrun, or anything that init_process_group can make a rendezvous over. Where none of these
+has set MASTER_ADDR, as under mpirun and srun, `init_process_group("hvdlite", init_method="hvdlite://")` makes the
+rendezvous as hvd.init() does. A script may use hvd's own calls beside: `hvd.init()` and the process group share one
+job.
 
 Tensors lie in CPU memory or on a GPU of CUDA; one group takes both. CUDA tensors travel over NCCL where there is one,
 else by way of the CPU: tested with a stand-in for the driver, not yet on a real GPU. Up to torch 2.13 this group also

@@ -1,8 +1,8 @@
 """Kernels in Python for the functional collectives of torch that do not reach a Python group.
 
 C++ asks the base class of a group for all_gather_single and for coalescing, which torch's trampoline does not forward.
-The kernels serve groups of hvdlite; for all others they call torch's kernel, which is found before these are set. Torch
-tells kernels from 2.9 on; versions before it keep its own.
+The kernels serve groups of hvdlite; for all others they call torch's kernel, which is found before these are set. This
+needs `get_kernel` (torch 2.9); under earlier versions torch's own kernels stay.
 """
 
 from __future__ import annotations

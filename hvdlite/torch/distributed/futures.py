@@ -7,7 +7,7 @@ PATIENCE_S): a static graph's first iteration starts its buckets among the callb
 
 Those of one group complete in the order in which they were asked for, which is the same on all ranks; one of a send or
 a receive holds up no other. What runs in callbacks may start collectives, as PowerSGD's do, while the main thread
-starts others: those have names of their own, since nobody knows the order of two threads (`inside` tells).
+starts others: those have names of their own, since the order of two threads is not known (`inside` distinguishes them).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ PATIENCE_S = 0.3
 _local = threading.local()
 _backwards: dict[
     int, list[FutureQueue]
-] = {}  # backward passes whose end has our callback, and the lines that it settles
+] = {}  # backward passes with our callback at their end, and the queues that it completes
 
 
 class FutureQueue:

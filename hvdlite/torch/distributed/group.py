@@ -27,7 +27,7 @@ from .send_recv import Pairs
 from .submission import Submission
 from .tensors import POOL, Part
 
-_Base: Any = dist.ProcessGroup  # whose stubs know no subclasses in Python
+_Base: Any = dist.ProcessGroup  # its stubs know no subclasses in Python
 # What the base class would call on a backend in C++, of which there is none: one ends by SIGSEGV, others do nothing.
 _ABSENT = {
     "split_group": "make a group with torch.distributed.new_group on all ranks",
@@ -93,7 +93,7 @@ class HvdProcessGroup(Reductions, Moves, Pairs, _Base):
         return torch.device(device).type == "cpu"
 
     def allocate_tensor(self, size: int, *, dtype: torch.dtype, device: Any) -> torch.Tensor:
-        """Plane memory, which collectives need not copy: FSDP2 asks for its buffers here."""
+        """Shared memory, which collectives need not copy: FSDP2 asks for its buffers here."""
         return POOL.tensor(size, dtype)
 
     def _get_sequence_number_for_group(self) -> int:
@@ -108,7 +108,7 @@ class HvdProcessGroup(Reductions, Moves, Pairs, _Base):
     def _has_hooks(self) -> bool:
         return False
 
-    # -- nobody gets anything
+    # -- no rank gets data
 
     def barrier(self, opts: Any = None, timeout: Any = None) -> Work:
         """Over when all ranks of the group have come."""

@@ -1,12 +1,12 @@
 """Rendezvous through torch.distributed: ranks that it brings together become a job of hvdlite.
 
-Under hvdlite-run they meet at the launcher's store, and a script that has called `hvd.init()` has a job already. All
-others meet over the store that init_process_group has: no port, no process and no secret of our own. Rank 0 draws the
-secret and sends it through that store, so whoever can write there is believed, as torch believes it. A rank that is
-lost later is not seen there but by the core.
+Under hvdlite-run the launcher's store is the rendezvous, and a script that has called `hvd.init()` has a job already.
+All others use the store that init_process_group has: no port, no process and no secret of our own. Rank 0 draws the
+secret and sends it through that store, so any process that can write there is trusted, as in torch. A rank that is lost
+later is not seen there but by the core.
 
 torchrun may keep one store for all attempts of --max-restarts, and a file:// store outlives its job. So nothing is read
-that another job has written: the keys of a meeting lie under a number that rank 0 draws, those of groups under the
+that another job has written: the keys of a rendezvous lie under a number that rank 0 draws, those of groups under the
 number of the job.
 
 The job ends with the default group, unless the script has begun it itself.
@@ -69,8 +69,8 @@ class Exchange:
 
     def part(self) -> None:
         """Parts from all that the store holds: all later keys lie under a number that the first rank draws now. It
-        welcomes each hello, also one of an earlier attempt, until all ranks have said that number back; the others know
-        an answer to themselves by the number in it that they have drawn."""
+        welcomes each hello, also one of an earlier attempt, until all ranks have returned that number; the others
+        recognize their answer by the number in it that they have drawn."""
         mine, me, first = secrets.token_hex(16), self._rank, self._ranks[0]
         drawn, welcomed, late = mine, dict[int, str](), [each for each in self._ranks if each != first]
 
@@ -86,7 +86,7 @@ class Exchange:
 
         def unwelcome() -> int | None:
             nonlocal drawn
-            if self._look(f"hello/{me}") != mine:  # not yet, or somebody else has written there
+            if self._look(f"hello/{me}") != mine:  # not yet, or another process has written there
                 self._store.set(f"hello/{me}", mine)
             hello, _, drawn = self._look(f"welcome/{me}").partition(" ")
             return None if hello == mine else first
@@ -104,8 +104,8 @@ class Exchange:
         return self._look(key)
 
     def _wait(self, missing: Callable[[], int | None]) -> None:
-        """Asks again and again who is missing: who blocked in C++ would hear neither of a rank that is lost nor of
-        Ctrl-C."""
+        """Polls for the missing rank: a thread blocked in C++ would notice neither a lost rank nor Ctrl-C."""
+
         limit, pause = getattr(self._store, "timeout", timedelta(minutes=30)).total_seconds(), 1e-4
         until = time.monotonic() + limit
         while (rank := missing()) is not None:
@@ -122,12 +122,12 @@ class Exchange:
 
 
 class StoreMeeting:
-    """Where ranks meet (`store_client.Rendezvous`), over a store of torch's."""
+    """The rendezvous (`store_client.Rendezvous`) over a store of torch's."""
 
     failed = False
     servers: Sequence[str] = ()
 
-    epoch = 0  # each life has a number of its own
+    epoch = 0  # each incarnation has a number of its own
 
     def __init__(self, store: Store, rank: int, size: int) -> None:
         self.allgather = Exchange(store, rank, range(size))
@@ -136,7 +136,7 @@ class StoreMeeting:
         self.secret, self.job = drawn[:32], int.from_bytes(drawn[32:], "little")
 
     def abort(self, culprit: int, code: int, text: str) -> None:
-        """Nothing: the core tells the other ranks."""
+        """Nothing: the core notifies the other ranks."""
 
     def check(self) -> None:
         """Nothing: the store knows of no rank that has ended."""
@@ -182,7 +182,7 @@ class WorldGroup:
 
     def enter(self, store: Store, rank: int, size: int) -> None:
         """Becomes a rank, or finds that this process is one. Raises ValueError where it is another one."""
-        self.leave()  # an earlier default group: not every torch tells it that it is destroyed
+        self.leave()  # an earlier default group: not every torch reports that it is destroyed
         if not init.is_initialized():
             environ = config.environ()
             if [environ.get("HVDLITE_RANK"), environ.get("HVDLITE_SIZE")] == [str(rank), str(size)]:
@@ -220,7 +220,7 @@ class WorldGroup:
             everyone = len(key) == _core.size()
             self._sets[key] = process_set.global_process_set if everyone else process_set.open_among(key, exchange)
         self._groups[key] = count = self._groups.get(key, 0) + 1
-        # The store may end with rank 0's process: nobody goes on before all have read what they need there.
+        # The store may end with rank 0's process: no rank goes on before all have read what they need there.
         name = f"torch.distributed.{self._worlds}.{count}"
         inside = process_set.number_of(self._sets[key])
         _core.request(_core.BARRIER, 0, 0, name, (), process_set=inside).run(0, 0, None)
@@ -234,7 +234,7 @@ class WorldGroup:
             init.shutdown()
 
     def forget(self) -> None:
-        """The job has ended: neither its sets nor its plane memory are those of the next one."""
+        """The job has ended: neither its sets nor its shared memory are those of the next one."""
         self._worlds = 0
         self._sets.clear()
         self._groups.clear()

@@ -85,7 +85,7 @@ class Submission:
         self, kind: int, what: str, parts: Sequence[Part], results: list[torch.Tensor],
         finish: Callable[[list[_core.Pending]], Any] | None = None, opts: Any = None, **more: Any
     ) -> Work:  # fmt: skip
-        """Submits the parts, several of them as a group. finish: what lets the result land."""
+        """Submits the parts, several of them as a group. finish: what completes the result."""
         with ranged(what):
             return self._submit(kind, what, parts, results, finish, opts, **more)
 

@@ -1,9 +1,9 @@
 """ElasticSampler: the samples of this rank in an epoch that other ranks may resume.
 
 All ranks shuffle alike, from seed and epoch. The samples of an epoch that are not processed yet are dealt out one by
-one, rank by rank; the first are dealt again until all ranks have equally many. Processed is told in one of two ways:
-`record_batch` counts on all ranks being equally far (Horovod's rule), `record_indices` names samples. `reset` deals
-anew what is left, to however many ranks there are.
+one, rank by rank; the first are dealt again until all ranks have equally many. Processed is reported in one of two
+ways: `record_batch` counts on all ranks being equally far (Horovod's rule), `record_indices` names samples. `reset`
+deals anew what is left, to however many ranks there are.
 
 What a rank has named only this rank knows, and it may be lost. So TorchState exchanges at each commit of an elastic job
 what is new (`unshared`); a count needs no exchange.

@@ -231,7 +231,7 @@ class TorchState(ObjectState):
         super().__init__(bcast_object=broadcast_object, get_rank=rank, **rest)
 
     def _save_commit(self) -> None:
-        """The samples that a rank has named are told first: it may be lost, or removed, with what only it knows; and
+        """The samples that a rank has named are sent first: it may be lost, or removed, with what only it knows; and
         the file has rank 0's."""
         if elastic_member.is_elastic() or self._file is not None:
             for sampler in self._samplers():

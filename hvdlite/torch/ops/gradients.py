@@ -55,7 +55,7 @@ class Past(NamedTuple):
 
 
 def tracked(tensor: Any) -> bool:
-    """Whether somebody may ask for this tensor's gradient."""
+    """Whether this tensor's gradient may be asked for."""
     return isinstance(tensor, torch.Tensor) and tensor.requires_grad and torch.is_grad_enabled()
 
 
@@ -159,7 +159,7 @@ def _grouped_reducescatter(past: Past, gradients: list[torch.Tensor]) -> list[to
 
 
 def _alltoall(past: Past, gradients: list[torch.Tensor]) -> list[torch.Tensor]:
-    """The way back. Rows that were sent to nobody have a gradient of zero."""
+    """The way back. Rows that were sent to no rank have a gradient of zero."""
     back, _ = past.ops.alltoall(gradients[0], past.brought[0], past.backward_name, past.terms.process_set)
     missing = past.shapes[0][0] - len(back)
     return [torch.cat([back, back.new_zeros(missing, *back.shape[1:])]) if missing else back]

@@ -1,7 +1,7 @@
 """Sparse gradients: what a rank has of an embedding's rows is sent as it is, values and indices, to everyone.
 
 Two allgathers, and the result is a sparse tensor with every rank's entries, not coalesced: entries of one index add up
-when somebody looks. So its size grows with the number of ranks, and the dense form is the smaller one when most rows
+when a caller looks. So its size grows with the number of ranks, and the dense form is the smaller one when most rows
 are touched (`sparse_as_dense` of the optimizer).
 """
 

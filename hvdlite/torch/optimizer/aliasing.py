@@ -4,8 +4,8 @@ gradient that backward still needs for another branch, or with the gradient of a
 not change before backward is over, and views that the user holds must stay views.
 
 Torch counts the users of a memory. One is the tensor; the object that Python makes to ask is another, or has gone by
-then (before PyTorch 2.5), so it is tried with a memory that has one user, and then two. A torch that does not tell is
-taken to say that there are others: that costs copies, and is right.
+then (before PyTorch 2.5), so it is tried with a memory that has one user, and then two. If torch does not report the
+count, others are assumed: that costs copies, and is right.
 
 And two optimizers may have one parameter: the newer one reduces its gradient.
 """
@@ -25,7 +25,7 @@ _users: Callable[[Any], int] = getattr(torch._C, "_storage_Use_Count", lambda st
 
 
 def _users_of_one() -> int | None:
-    """What the count is for one tensor alone; None: this torch does not tell."""
+    """What the count is for one tensor alone; None: this torch does not report it."""
     tensor = torch.empty(1, device="cpu")
     alone = _users(tensor.untyped_storage()._cdata)
     both = (tensor, tensor.view(1))

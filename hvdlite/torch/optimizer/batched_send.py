@@ -45,7 +45,7 @@ class GradientRun:
         for name, parameter in members:
             try:
                 view = plain.adapter.view(parameter)
-            except ValueError:  # no dtype or device that can travel; sending it alone says so
+            except ValueError:  # no dtype or device that can be sent; sending it alone raises the error
                 return None
             if view.device is not None:  # so will its gradient be
                 return None
@@ -57,7 +57,7 @@ class GradientRun:
         """The gradients, if all can be sent as they are."""
         try:
             gradients: list[Any] = [parameter.grad for parameter in self.parameters]
-            if set(map(type, gradients)) != _PLAIN:  # a class may say what it likes
+            if set(map(type, gradients)) != _PLAIN:  # a class may override anything
                 return None
             addresses = [gradient.data_ptr() for gradient in gradients]
             if [gradient.dtype for gradient in gradients] != self._dtypes:

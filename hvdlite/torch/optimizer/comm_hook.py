@@ -172,7 +172,7 @@ class InBuckets:
 
     def differ(self, names: Sequence[str]) -> None:
         some = ", ".join(map(repr, names[:3]))
-        self.exchange.in_flight.clear()  # other ranks have other buckets: nobody may wait for these
+        self.exchange.in_flight.clear()  # other ranks have other buckets: no rank may wait for these
         raise HvdMismatchError(
             "with a comm hook all ranks must send the same gradients in a round, because they are cut into buckets. "
             f"Some ranks only send {some}: freeze and add parameters on all ranks alike. Let the exception end this "
@@ -247,7 +247,7 @@ class InBuckets:
             parameter.grad.copy_(part.view(parameter.shape))  # type: ignore[union-attr]
 
     def _tell_order(self) -> None:
-        """Let all ranks know the first one's order; nobody waits for it before the next round begins."""
+        """Send the first rank's order to all; no rank waits for it before the next round begins."""
         wire = self.exchange.wire
         members = set(self.seen)
         missing = [number for number in range(len(wire.parameters)) if number not in members]

@@ -17,7 +17,7 @@ What users should know:
     names it, where they wait (`failed_backward`). All go on by zero_grad() and the next batch.
   - In the first rounds the ranks compare their parameters (`initial_check`): in another order without
     `named_parameters` they
-    are an HvdMismatchError, and with other values a warning; HVDLITE_CHECK_START says otherwise.
+    are an HvdMismatchError, and with other values a warning; HVDLITE_CHECK_START changes that.
   - A user's hooks on a parameter run first, those on its AccumulateGrad node may not.
   - Several threads that run backward for one optimizer at once need backward_passes_per_step = their number.
 """

@@ -1,29 +1,29 @@
 """Memory of gradients, arranged so that they are reduced without a copy.
 
-Plane memory (hvdlite._core.memory) is reduced where it lies, in about half the time; what lies elsewhere is copied in
-and out on the way. The question is what it costs to bring a gradient there. Measured on two ranks, per gradient in us:
+Shared memory (hvdlite._core.memory) is reduced in place, in about half the time; other memory is copied in and out. The
+question is what it costs to move a gradient there. Measured on two ranks, per gradient in us:
 
     float32 of                         64 KB   256 KB    1 MB    4 MB   16 MB
-    reduced in plane memory               39       79     190     609    2372
+    reduced in shared memory              39       79     190     609    2372
     reduced elsewhere                     48       98     309    1085    4140
-    copied into plane memory first        28       59     216     825    3464
+    copied into shared memory first       28       59     216     825    3464
 
-So copying pays at no size: it costs what the plane's own copies cost, and more. (A zeroed place that backward adds to
+So copying pays at no size: it costs what the plane's own copies cost, and more. (A zeroed buffer that backward adds to
 moves more bytes than a copy does, to fill it and to add; that was not measured.) Hence the rule, which is the same for
 all sizes and depends on the mode alone:
 
   * Where a gradient's memory stays from step to step (zero_grad(set_to_none=False), or no zero_grad at all), it moves
-    into plane memory once, when a round has shown it. From then on that costs nothing. Small ones move with the large,
-    since what lies in plane memory and what does not cannot share a bucket.
+    into shared memory once, when a round has shown it. From then on that costs nothing. Small ones move with the large,
+    since tensors in shared memory and others cannot be in one bucket.
   * Where autograd makes a new tensor in each step (zero_grad() as it is by default, whether or not several passes add
     up in it then), it stays where it is made.
 
-It is the tensor that moves, not a new one that takes its place: whoever holds on to p.grad holds what is averaged. One
-whose memory others may know by another way is left where it is: a view, what views of it are held of, a part of a
-larger storage (flat buffers of the user's), what was given to another library or a graph belongs to (create_graph). Who
-only keeps its address (data_ptr()) must ask again. A gradient that the user replaces is reduced where it is then. When
-most gradients have gone from their places (the mode has changed) the places are given back; after another init(), whose
-plane has other memory, gradients move once more. All of one move is one slab, freed with the last tensor in it.
+The tensor itself moves, and no new one replaces it: a reference to p.grad stays one to the average. A tensor whose
+memory may be used otherwise stays where it is: a view, a tensor with views, a part of a larger storage (flat buffers of
+the user's), a tensor given to another library or with a graph (create_graph). A user that only keeps its address
+(data_ptr()) must ask again. A gradient that the user replaces is reduced where it is then. When most gradients have
+left shared memory (the mode has changed), their memory there is freed; after another init(), whose plane has other
+memory, gradients move once more. All of one move is one slab, freed with the last tensor in it.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ on_new_incarnation(lambda: _incarnations.append(None))
 
 
 class GradientMemory:
-    """Plane memory for the gradients of one optimizer."""
+    """Shared memory for the gradients of one optimizer."""
 
     def __init__(self) -> None:
         self._place: dict[int, int] = {}  # addresses
@@ -68,7 +68,7 @@ class GradientMemory:
         self._staying = staying if 2 * len(staying) >= len(parameters) else []
 
     def move_in(self, parameters: Sequence[torch.Tensor]) -> None:
-        """A round is over, nothing is under way: gradients that `look` has found to stay get their places."""
+        """A round is over, nothing is in flight: gradients that `look` has found to stay get their shared memory."""
         staying, self._staying = self._staying, []
         staying = [number for number in staying if movable(parameters[number])]
         if staying and not self._place:
@@ -99,7 +99,7 @@ def lies_at(gradient: torch.Tensor | None, place: int) -> bool:
 
 
 def movable(parameter: torch.Tensor) -> bool:
-    """Whether nobody notices that the gradient's memory lies elsewhere: it has all of its storage, and no graph."""
+    """Whether the user does not notice that the gradient's memory moves: it has all of its storage, and no graph."""
     gradient = parameter.grad
     return (
         gradient is not None

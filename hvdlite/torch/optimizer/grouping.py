@@ -1,7 +1,7 @@
 """Groups of gradients that are sent together. By default each travels alone, as soon as it is ready, and the engine
 puts neighbours into one bucket; gradients of a group wait for the last of them.
 
-A carrier is told of gradients that may travel now; it sends them through the wire and notes the flight of each in the
+A carrier gets the gradients that may be sent now; it sends them through the wire and notes the flight of each in the
 exchange. What it holds back it sends when the round ends (`rest`), or gives back when it is going to change
 (`take_back`). Comm hooks have a carrier of their own (`buckets`).
 """
@@ -40,11 +40,11 @@ class Carrier(Protocol):
         """This gradient, ready but held back, is going to change."""
 
     def at_once(self, numbers: Sequence[int]) -> Sequence[int]:
-        """Those of them in whose place a skip goes before it is known what each rank sends."""
+        """Those of them that a skip replaces before it is known what each rank sends."""
 
     def skip(self, numbers: Sequence[int]) -> Iterable[tuple[Sequence[int], list[Handle]]]:
-        """The pass has failed: send skips (`failed_backward`) in the place of these, which are all that is not under
-        way. Each time that some are sent, it tells which."""
+        """The pass has failed: send skips (`failed_backward`) instead of these, which are all that are not in flight.
+        Yields the numbers of those that are sent."""
 
     def forget(self) -> None:
         """All ranks go back to a commit: nothing is held back, and nothing is agreed."""

@@ -5,13 +5,13 @@ added to (a *guard*), and after. So in the plain case there is one hook, after, 
 number, which takes some 0.6 us; what is noted is looked at where a run of gradients ends (`order`), many at a time, for
 2 to 3 us each, most of it to make Python's objects of the gradients.
 
-A guard is needed where a gradient that is under way may be added to once more, which must not happen before it has
+A guard is needed where a gradient that is in flight may be added to once more, which must not happen before it has
 arrived: by a nested backward (re-entrant checkpoints), by a pass after one that failed, by several passes that are
-waited for later (`wait_in_backward=False`), and for every op but an average, where what was reduced is changed before
-a pass adds to it. An optimizer's first rounds are guarded and learn whether any of that happens; if not, its guards
-go, and the first sign of it brings them back for good. If that first sign is itself an addition to a gradient under
-way (a graph that was plain for two rounds and then reaches one parameter both nested and not), it is an error that
-says so, and no wrong average.
+waited for later (`wait_in_backward=False`), and for every op but an average, where what was reduced is changed before a
+pass adds to it. An optimizer's first rounds are guarded and learn whether any of that happens; if not, its guards go,
+and the first sign of it brings them back for good. If that first sign is itself an addition to a gradient in flight (a
+graph that was plain for two rounds and then reaches one parameter both nested and not), it is an error, and no wrong
+average.
 
 A gradient is never sent by its own hook, but by that of a later parameter or by the end of backward: other hooks of the
 same parameter, whenever they were registered, have changed then what they change. On a GPU the two parameters' hooks
@@ -44,7 +44,7 @@ class Now:
 
 
 class Listener(Protocol):
-    """What hooks tell an exchange."""
+    """What hooks report to an exchange."""
 
     def reaching(self, number: int) -> None:
         """Backward is about to add to this gradient."""
@@ -101,7 +101,7 @@ class Hooks:
         self._guards = []
 
     def round_over(self, plain: bool) -> None:
-        """A round has landed; `plain`: without anything that needs guards."""
+        """A round has completed; `plain`: without anything that needs guards."""
         self._calm = self._calm + 1 if plain else 0
         if self._calm == CALM_ROUNDS:
             self.disarm()

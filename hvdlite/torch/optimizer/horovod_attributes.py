@@ -1,8 +1,8 @@
 """Private attributes of Horovod's optimizer that libraries read: names, gradients in flight, passes to come.
 
 They look whether an optimizer has anything left to wait for, or what a parameter is called in a timeline. Each answer
-is made anew when it is read, so changing it has no effect. With one rank nothing is ever under way. What they tell a
-distributed optimizer by, the name of its class, is set in hvdlite.as_horovod.
+is made anew when it is read, so changing it has no effect. With one rank nothing is ever in flight. They recognize a
+distributed optimizer by the name of its class, which hvdlite.as_horovod sets.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class PrivateNames:
 
     @property
     def _handles(self) -> dict[torch.Tensor, Any]:
-        """What is under way: (handle, None)."""
+        """What is in flight: (handle, None)."""
         exchange = getattr(self, "_hvd", None)
         if exchange is None:
             return {}

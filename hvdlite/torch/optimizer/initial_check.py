@@ -5,8 +5,8 @@ each rank show in nothing but the result. So in some rounds the ranks compare a 
 optimizer's state and of its groups' options: in the rounds 1, 2, 4, 8 and so on, and after a rank has called
 add_param_group or load_state_dict. Where they differ:
 
-* Without named_parameters a gradient's name is its place in the optimizer. If two ranks have equal parameters, or
-  shapes, in other places, their averages would be of different parameters: that is an error before the step.
+* Without named_parameters a gradient's name is its index in the optimizer. If two ranks have equal parameters, or
+  shapes, at other indices, their averages would be of different parameters: that is an error before the step.
 * Ranks that still differ in the next round were not given the same values in between either: that is a warning, or an
   error (HVDLITE_CHECK_START), and the last comparison.
 
@@ -66,13 +66,13 @@ _OPTIONS = (
 
 
 class StartCheck:
-    """The comparison among the ranks of one optimizer; it begins anew in each life of the job."""
+    """The comparison among the ranks of one optimizer; it begins anew in each incarnation of the job."""
 
     def __init__(self, suffix: str, process_set: ProcessSet) -> None:
         self._suffix, self._process_set = suffix, process_set
         self._incarnation, self._mode = 0, "off"
         self._born, self._joins = incarnations(), _core.joins()
-        self.optimizer: weakref.ref[Any] | None = None  # whose state is compared; None: each rank has its own
+        self.optimizer: weakref.ref[Any] | None = None  # its state is compared; None: each rank has its own
         self.data = SameData()
         self._rounds, self._asks = 0, False
         self._before: str | None = None  # how the ranks differed in the comparison before, if they did
@@ -212,7 +212,7 @@ def sum_of_bits(tensor: torch.Tensor) -> torch.Tensor | None:
 
 
 def _require_order(lists: list[_List]) -> None:
-    """HvdMismatchError if parameters that are known by their place alone are in other places elsewhere."""
+    """HvdMismatchError if parameters without names have other indices on other ranks."""
     names = [name for name in lists[0].digests if name.startswith(_UNNAMED)]
     names = [name for name in names if all(name in each.digests for each in lists)]
     first, *others = [[each.digests[name][:2] for name in names] for each in lists]
@@ -226,7 +226,7 @@ def _require_order(lists: list[_List]) -> None:
 
 
 def _difference(lists: list[_List]) -> str | None:
-    """What to say of the first parameter whose bits differ, else of the first whose state does, else of a group."""
+    """The text about the first parameter whose bits differ, else the first whose state does, else a group."""
     for column in (1, 2):
         for name in lists[0].digests if lists else ():
             found = [(each.rank, each.digests[name][column]) for each in lists if name in each.digests]

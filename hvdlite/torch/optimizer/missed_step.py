@@ -1,15 +1,15 @@
 """Check that this rank has taken the step that the others took.
 
-An exception of the user's script between backward and step, on one rank, is seen by nobody: the averages are there,
+No other rank sees an exception of the user's script between backward and step on one rank: the averages are there,
 the other ranks step with them, and the script may catch it and go on with the next batch. So a rank remembers that a
 round was completed and no step taken since. All ranks may have that in common: GradScaler skips a step, several rounds
 add up, a generator's pass reaches the discriminator, a loss is no number. If not, one of them has missed a step.
 
-That is told with the next round, at no cost where there is nothing to tell: the gradient of one parameter has a
+That is reported with the next round, at no cost where there is nothing to report: the gradient of one parameter has a
 priority then that no gradient has, the ranks disagree on it, and each has the error. It lasts until the ranks are made
-equal: by a state that is loaded or broadcast, or by whatever writes to the parameter.
+equal: by a state that is loaded or broadcast, or by any write to the parameter.
 
-A comm hook sends what it likes, so with `register_comm_hook` nothing is told.
+A comm hook sends what it likes, so with `register_comm_hook` nothing is reported.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Untaken:
         self._version = None if self._first is None else self._first._version
 
     def told_by(self, names: Sequence[str], silent: Sequence[int]) -> int | None:
-        """The number of the gradient that tells of it: the first by its name of those that travelled in the last round,
+        """The number of the gradient that reports it: the first by its name of those that travelled in the last round,
         which is the same on all ranks. None: the parameter has been written to since."""
         if self._first is None or self._first._version != self._version:
             return None
@@ -41,7 +41,7 @@ class Untaken:
 
 
 def parted(error: Exception) -> HvdMismatchError | None:
-    """The error that says which rank has missed a step, if that is why the exchange failed."""
+    """The error that names the rank that has missed a step, if that is why the exchange failed."""
     found = _SAID.search(str(error)) if isinstance(error, HvdMismatchError) else None
     if found is None:
         return None

@@ -2,18 +2,18 @@
 
 Waking it for each of hundreds of gradients costs more than the gradients; waking it once leaves nothing to overlap. So
 gradients are gathered into runs: the first is small, that reduction begins early; each next one is twice as long, since
-it can move while the one before still does; and what is left for the end of backward, when nobody computes any more, is
-small again.
+it can move while the one before still does; and what is left for the end of backward, when no rank computes any more,
+is small again.
 
 Measured with a ResNet-50's backward on two ranks that fill both CPUs of their machine (median milliseconds over a step
 without communication): first runs of 1 MB 26, of 4 MB 34, of 16 MB 30; DistributedDataParallel over Gloo 130.
 
-None has a priority over another: step() needs all averages. Who lets the next forward begin with some of them has
-`allreduce_async_(priority=...)`.
+None has a priority over another: step() needs all averages. A script that begins the next forward with some of them
+uses `allreduce_async_(priority=...)`.
 
 The order is learned. Backward goes roughly from the last parameter to the first, which is what the first pass assumes;
-each round notes how it was, and the next one is cut accordingly. Nothing here is agreed between ranks: what travels
-together is for the plan to say, and a rank whose order differs only wakes its engine at other moments.
+each round notes how it was, and the next one is cut accordingly. Nothing here is agreed between ranks: the plan
+decides what is sent together, and a rank with another order only wakes its engine at other moments.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class ReadyOrder:
         self._seen += numbers
 
     def round_over(self) -> None:
-        """Everything of a round has landed."""
+        """Everything of a round has completed."""
         if self._seen and self._seen != self._known:
             self._lay_out(self._seen)
         self._seen = []

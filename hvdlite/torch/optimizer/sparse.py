@@ -1,7 +1,7 @@
 """Sparse gradients: the two collectives of one are waited for together (`gradient_codec`).
 
 Its indices go under the name that a dense gradient would have: a rank that takes it for dense makes an error by that,
-and then nobody may answer the values, which are left alone.
+and then no rank may answer the values, which are not sent.
 
 What a rank sends that has no rows of its own is here, too.
 """
@@ -27,7 +27,7 @@ class Both:
     def wait(self) -> None:
         failure: Exception | None = None
         for handle in self.handles:
-            if failure is None or handle.done():  # after a mismatch of the first, nobody may answer the second
+            if failure is None or handle.done():  # after a mismatch of the first, no rank may answer the second
                 try:
                     handle.wait()
                 except Exception as error:

@@ -1,7 +1,7 @@
 """CUDA streams of gradients: the one that wrote a gradient, and what must follow it when the gradient is sent.
 
 Autograd adds to a gradient on the stream that its part of forward ran on, and the gradient is sent later, by the hook
-of another parameter, whose stream may be another one. An event on that one says nothing of the first: the collective
+of another parameter, whose stream may be another one. An event on that one does not cover the first: the collective
 would read what is not written yet. (Autograd lets the caller's stream wait for all of them, but only when backward is
 over.)
 

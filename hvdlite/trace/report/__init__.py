@@ -2,7 +2,7 @@
 
 Reads what ranks write with HVDLITE_TRACE_DIR and HVDLITE_TRACE_STEPS=1 (read.py), puts it on one clock (table.py), says
 what to do (advice.py), draws (figures.py, step.py) and makes one page of it (page.py). The page is a file here, and is
-served while training runs by ../serve.py. Only who draws needs NumPy and plotly.
+served while training runs by ../serve.py. Only drawing needs NumPy and plotly.
 """
 
 from __future__ import annotations
@@ -69,6 +69,6 @@ def write(folder: str, output: str, before: int = 0) -> None:
 
 
 def wrong(text: str) -> int:
-    """The exit code for words that cannot be, once they are told."""
+    """Prints the error about invalid arguments, and returns its exit code."""
     print(f"hvdlite-trace: {text}", file=sys.stderr)
     return WRONG

@@ -106,7 +106,7 @@ def _why(table: JobTable, row: int, others: Array, by: float) -> str:
 
 def _data(table: JobTable) -> Iterator[str]:
     waits = np.nan_to_num(_of(table, table.data_wait))
-    least = float(waits.min())  # whose data alone is late is told of by name
+    least = float(waits.min())  # a rank whose data alone is late is named
     share = least / max(_typical(table.step), 1e-9)
     if share >= NOTABLE:
         yield (

@@ -63,9 +63,9 @@ def serve(folder: str, host: str, port: int) -> Port:
 
 
 def end_with(parent: int, own: str | None = None) -> None:
-    """Ends this process as soon as its parent is another one: who has started it is gone.
+    """Ends this process as soon as its parent is another one: its starter is gone.
 
-    own: a folder that nobody removes then but this process. Ranks that are still ending may write there for a while,
+    own: a folder that only this process removes then. Ranks that are still ending may write there for a while,
     and make it anew.
     """
 

@@ -1,7 +1,7 @@
 """Reader of rank-K.steps.jsonl, also while training still appends to it.
 
 The first line of a file says whose steps they are, each further one is a step (hvdlite/metrics/step_log.py writes
-them). A file belongs to somebody else's program and may be cut, mixed up or written on purpose, so nothing in it is
+them). A file is of another program and may be cut, mixed up or written on purpose, so nothing in it is
 believed: a line that is none is counted and passed over, a file that begins wrongly is left out and named, and lines,
 names and lists have bounds. A last line without its end is one that is being written: it is read the next time.
 
@@ -79,7 +79,7 @@ class RankFile:
                     self._identity = identity
                 file.seek(self._place)
                 return self._read(file)
-        except OSError as error:  # without strerror: `opened` has said all
+        except OSError as error:  # without strerror: `opened` has named the cause
             said = f"{self.path} cannot be read: {error.strerror}" if error.strerror else str(error)
             raise ReadError(coded("HVD723", said)) from None
 

@@ -2,7 +2,7 @@
 
 Steps have the same number on all ranks, because each counts its own from init on. What a rank does not tell of a step
 is NaN. A rank is late by how much later than the first it had submitted what the step needs; that is known for steps of
-which all ranks tell, and only where somebody knows how far clocks of hosts are apart.
+which all ranks report, and only where the offset between the hosts' clocks is known.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class JobTable:
         self.seconds: Array = (first - first[0]) / 1000 if len(first) else first
 
     def last_share(self, least_ms: float) -> Array:
-        """Of each rank: in which share of the steps it was the last, by at least so much. NaN: nobody knows."""
+        """Of each rank: in which share of the steps it was the last, by at least so much. NaN: unknown."""
         known = ~np.isnan(self.late).any(axis=0)
         if len(self.ranks) < 2 or not known.any():
             return np.full(len(self.ranks), np.nan)
