@@ -55,7 +55,7 @@ DOCS = ["sphinx==9.0.4; python_version >= '3.11'", "furo", "myst-parser", "sphin
 CHECKS = [
     "pytest",
     "pytest-xdist",  # several processes of tests
-    "uv",  # installs what tests/py/overlays.py has
+    "uv",  # installs what tests/support/overlays.py has
     "psutil",
     "expecttest",  # for torch's own tests of torch.distributed
     "pyyaml",

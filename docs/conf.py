@@ -2,7 +2,7 @@
 
 Pages are Markdown (MyST). Reference pages take their text from docstrings (Google style), so the build imports hvdlite,
 PyTorch and, where they are installed, TensorFlow and Keras. docs/_ext/pages.py has the directives of our own. The check
-builds with warnings as errors: tests/py/test_site.py.
+builds with warnings as errors: tests/docs/test_site.py.
 """
 
 import os

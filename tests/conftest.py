@@ -17,8 +17,8 @@ import pytest
 
 HERE = Path(__file__).resolve().parent
 # The longest, so that none of them runs by itself at the end.
-FIRST = ["tensorflow", "slurm", "test_interrupted", "test_hosts_collectives", "test_launcher_mpi", "test_mpi_meeting"]
-FIRST += ["test_mpi_hosts", "test_lives", "test_mpi_votes", "test_stall", "test_soak", "test_launcher_rendezvous"]
+FIRST = ["tensorflow", "slurm", "test_interrupted", "test_hosts_collectives", "test_launcher_mpi", "test_mpi_init"]
+FIRST += ["test_mpi_hosts", "test_lifecycle", "test_mpi_votes", "test_stall", "test_soak", "test_launcher_rendezvous"]
 FIRST += ["test_hosts_endings", "test_install", "test_hosts_hier", "test_deaths"]
 
 

@@ -3,7 +3,7 @@
     sudo python examples/benchmarks/wire.py                     # all settings, sizes and slots
     sudo python examples/benchmarks/wire.py --settings 1gbit --slots 2,2 --patience quick
 
-Hosts are namespaces of this machine (tests/py/hosts.py, hence root and the extra `test`): `loopback` is one host whose
+Hosts are namespaces of this machine (tests/support/hosts.py, hence root and the extra `test`): `loopback` is one host whose
 ranks talk TCP, `1gbit` two hosts behind a token bucket, `1gbit+4ms` the same with a round trip of 4 ms. Each library is
 a job of its own, and the jobs take turns, so that all see the machine in the same states. `of raw` is the share of what
 one plain TCP stream carries between the same hosts that an allreduce moves each way: 2 (n - 1) / n times its size, and

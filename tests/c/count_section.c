@@ -1,6 +1,6 @@
 /* count_section.c - the two calls of count.h for a program in another language, as a shared library.
  *
- * tests/count_hook.py loads it. They are functions here because what valgrind understands are instructions that only
+ * tests/tools/count_hook.py loads it. They are functions here because what valgrind understands are instructions that only
  * a C compiler can place.
  */
 #include "count.h"

@@ -1,6 +1,6 @@
 /* test_plane_mpi.c - plane mpi over an MPI that is none: every kind of work, every way that it takes for a sum, dtypes
  * and scales, pieces; and that a call that fails fails the work, and every later one, with the same words. (That bytes
- * are cut where MPI's counts end is test_mpi_post.c's; MPIs that are some, tests/py/test_mpi_plane.py's.)
+ * are cut where MPI's counts end is test_mpi_post.c's; MPIs that are some, tests/mpi/test_mpi_plane.py's.)
  */
 #define _GNU_SOURCE
 #include "bucket.h"

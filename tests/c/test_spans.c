@@ -1,6 +1,6 @@
 /* test_spans.c - rows of a timeline: what events become, well formed whatever they say, and read back from the ring.
  *
- * Rows are compared with the words that a reader needs; tests/py/test_trace_spans.py reads them as JSON.
+ * Rows are compared with the words that a reader needs; tests/trace/test_trace_spans.py reads them as JSON.
  */
 #define _GNU_SOURCE
 #include "crew.h"

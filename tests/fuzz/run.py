@@ -8,7 +8,7 @@ Targets in C (tests/c/fuzz_*.c: check, votes, tree, stall, heads, report, tagged
 the address and undefined sanitizers; those in Python (decoders.py) to atheris where it is installed, else to mutations
 of our own. The same inputs from the same seed are the same run. What is known to be worth playing is kept beside this
 file, one input a line in hex, and played by the tests of every commit (tests/c/test_fuzz.c,
-tests/py/test_fuzz_decoders.py).
+tests/project/test_fuzz_decoders.py).
 
 A failure ends the run and leaves its input in tests/out/fuzz/failed/.
 """
