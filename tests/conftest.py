@@ -1,31 +1,35 @@
-"""Which tests run in one process, where several processes of tests run (pytest -n; tests/run does so), and which first.
+"""Fixtures of the Python tests: the ranks of a module, and the check that nothing is left behind.
 
-A module's tests stay together, for its fixtures. Modules that start a Slurm stay together, as there is one at a time;
-so do those whose ranks import TensorFlow, which takes seconds of a core in each process of tests. What is slow is
-marked `long` (long.py has the reasons); `tests/run everything` runs it.
+Test modules import `ranks` and other helpers by name, so support/ is on the path. What tests leave behind is looked at
+after every module, where it can still be told who did it.
 """
 
-import functools
-import re
+import os
 import shutil
+import signal
+import sys
+import time
 from pathlib import Path
 
-import callgraph
-import durations
-import long
 import pytest
 
 HERE = Path(__file__).resolve().parent
-# The longest, so that none of them runs by itself at the end.
-FIRST = ["tensorflow", "slurm", "test_interrupted", "test_hosts_collectives", "test_launcher_mpi", "test_mpi_init"]
-FIRST += ["test_mpi_hosts", "test_lifecycle", "test_mpi_votes", "test_stall", "test_soak", "test_launcher_rendezvous"]
-FIRST += ["test_hosts_endings", "test_install", "test_hosts_hier", "test_deaths"]
+ROOT = HERE.parent
+sys.path.remove(str(HERE))  # pytest puts it there; with tests/torch on it, a torch that is not installed would be found
+sys.path[:0] = [str(HERE / "support"), str(HERE / "tools")]
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # tests run side by side: threads that spin would take each other's time
+for number in (signal.SIGINT, signal.SIGHUP):  # nohup and a shell's background ignore them, and jobs would inherit that
+    if signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
 
+import callgraph  # noqa: E402  (after the path is set)
+import ranks  # noqa: E402
+import warm  # noqa: E402
+from hosts import Hosts  # noqa: E402
+from hosts_sshd import Sshd  # noqa: E402
+from slurm import Slurm  # noqa: E402
 
-def pytest_configure(config):
-    config.addinivalue_line("markers", "long: slow by nature, not in the check of a commit")
-    if not hasattr(config, "workerinput"):  # a process of pytest-xdist
-        config.pluginmanager.register(durations.Durations(durations.OUT / "seconds.json"))
+pytest_plugins = ("scheduling",)
 
 
 @pytest.fixture(scope="session")
@@ -33,38 +37,61 @@ def symbols():
     """{source: (defined external names, undefined names)} of csrc/, as the C tests build it."""
     if not shutil.which("nm") or not shutil.which("make"):
         pytest.skip("nm and make are needed to look at symbols")
-    return callgraph.symbols(HERE.parent, sorted((HERE.parent / "csrc").rglob("*.c")))
+    return callgraph.symbols(ROOT, sorted((ROOT / "csrc").rglob("*.c")))
 
 
-@functools.cache
-def group(file):
-    """The name of those that run together."""
-    name, text = Path(file).stem, (HERE.parent / file).read_text()
-    if re.search(r"^(import|from) slurm\b", text, re.MULTILINE):
-        return "slurm"
-    is_of_ranks = "as_ranks" in text and re.search("tensorflow|keras", text)
-    return "tensorflow" if is_of_ranks or name.startswith(("test_tf_", "test_keras", "test_as_horovod")) else name
+@pytest.fixture(scope="session")
+def all_ranks():
+    """The ranks that stay from module to module."""
+    pools = ranks.Ranks()
+    yield pools
+    pools.close()
+    warm.close()
 
 
-@pytest.hookimpl(tryfirst=True)  # before pytest chooses by marks
-def pytest_collection_modifyitems(items):
-    for item in items:
-        if long.why(item.path.stem, item.name):
-            item.add_marker("long")
-
-    def place(item):
-        found = group(item.nodeid.split("::")[0])
-        return FIRST.index(found) if found in FIRST else len(FIRST)
-
-    items.sort(key=place)
+@pytest.fixture(scope="module")
+def ranks_of_module(all_ranks, request):
+    """The ranks that `as_ranks` runs bodies on."""
+    fresh = getattr(request.module, "FRESH_RANKS", False)
+    if fresh:
+        all_ranks.close()
+    yield all_ranks
+    all_ranks.end_module(fresh)
 
 
-@pytest.hookimpl(optionalhook=True)  # without pytest-xdist there is no such hook
-def pytest_xdist_make_scheduler(config, log):
-    from xdist.scheduler import LoadScopeScheduling
+@pytest.fixture(scope="module")
+def hosts():
+    """Three hosts of the module's own."""
+    with Hosts(3) as made:
+        yield made
 
-    class Together(LoadScopeScheduling):
-        def _split_scope(self, nodeid):
-            return group(nodeid.split("::")[0])
 
-    return Together(config, log)
+@pytest.fixture(scope="module")
+def sshd(hosts):
+    """An sshd on each of them."""
+    with Sshd(hosts) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def slurm():
+    """A Slurm on two hosts of its own."""
+    with Hosts(2) as made, Slurm(made) as running:
+        yield running
+
+
+@pytest.fixture(scope="module", autouse=True)
+def nothing_is_left(all_ranks):
+    """No module leaves a file in /dev/shm or a child of this process. Files of jobs that other processes of tests start
+    just now are there for a moment."""
+    before = set(os.listdir("/dev/shm"))
+    yield
+    until = time.monotonic() + 5
+    left = {name for name in os.listdir("/dev/shm") if "hvd" in name} - before
+    while left and time.monotonic() < until:
+        time.sleep(0.02)
+        left &= set(os.listdir("/dev/shm"))
+    assert not left, f"left in /dev/shm: {sorted(left)}"
+    children = {int(pid) for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()}
+    left = ranks.gone((children | warm.forked()) - all_ranks.pids())
+    assert not left, f"children left: {sorted(left)}"

@@ -1,7 +1,7 @@
 """Pictures of the pages about how hvdlite works, drawn from the tables that the tests hold true.
 
-`floors` reads the folders of csrc/ and their floors from tests/project/test_house.py; `gradient` and `vote` are lists of steps,
-`ranks` is the picture of the first page.
+`floors` reads the folders of csrc/ and their floors from tests/project/test_floors.py; `gradient` and `vote` are
+lists of steps, `ranks` is the picture of the first page.
 Each function returns an SVG that takes the colors of the page, so it can be read in the light and the dark theme.
 """
 
@@ -47,9 +47,9 @@ def _arrow(x: float, y: float, to_x: float, to_y: float) -> str:
 
 
 def c_floors() -> dict[str, float]:
-    """C_FLOOR of tests/project/test_house.py, which is the check of every include."""
+    """C_FLOOR of tests/project/test_floors.py, which is the check of every include."""
     floors: dict[str, float] = {}
-    for node in ast.parse((ROOT / "tests/project/test_house.py").read_text(encoding="utf-8")).body:
+    for node in ast.parse((ROOT / "tests/project/test_floors.py").read_text(encoding="utf-8")).body:
         text = ast.unparse(node)
         if text.startswith("C_FLOOR = "):
             floors = ast.literal_eval(node.value)  # type: ignore[attr-defined]

@@ -3,13 +3,13 @@
     sudo python examples/benchmarks/wire.py                     # all settings, sizes and slots
     sudo python examples/benchmarks/wire.py --settings 1gbit --slots 2,2 --patience quick
 
-Hosts are namespaces of this machine (tests/support/hosts.py, hence root and the extra `test`): `loopback` is one host whose
-ranks talk TCP, `1gbit` two hosts behind a token bucket, `1gbit+4ms` the same with a round trip of 4 ms. Each library is
-a job of its own, and the jobs take turns, so that all see the machine in the same states. `of raw` is the share of what
-one plain TCP stream carries between the same hosts that an allreduce moves each way: 2 (n - 1) / n times its size, and
-with several ranks per host the ranks of a host together. Calls are timed in groups: of two ranks that wait for each
-other in turns each call is short for the one and long for the other, and only their mean says how many a second there
-are. `signed` is hvdlite with HVDLITE_WIRE_AUTH=1. Ranks without torch or mpicc leave Gloo or Open MPI out.
+Hosts are namespaces of this machine (tests/support/hosts.py, hence root and the extra `test`): `loopback` is one host
+whose ranks talk TCP, `1gbit` two hosts behind a token bucket, `1gbit+4ms` the same with a round trip of 4 ms. Each
+library is a job of its own, and the jobs take turns, so that all see the machine in the same states. `of raw` is the
+share of what one plain TCP stream carries between the same hosts that an allreduce moves each way: 2 (n - 1) / n times
+its size, and with several ranks per host the ranks of a host together. Calls are timed in groups: of two ranks that
+wait for each other in turns each call is short for the one and long for the other, and only their mean says how many a
+second there are. `signed` is hvdlite with HVDLITE_WIRE_AUTH=1. Ranks without torch or mpicc leave Gloo or Open MPI out.
 """
 
 import argparse

@@ -17,7 +17,7 @@ pytest.importorskip("torch")
 
 from hvdlite.as_horovod import names
 
-HERE = Path(__file__).resolve().parent
+HERE = Path(__file__).resolve().parents[1] / "support"
 FRONT = str(Path(names.__file__).parent / "front")
 
 

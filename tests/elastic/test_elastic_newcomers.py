@@ -9,7 +9,7 @@ import time
 
 import numpy as np
 import pytest
-from elastic_jobs import AT_ONCE, ElasticJob
+from elastic_jobs import AT_ONCE, HERE, ElasticJob
 
 import hvdlite as hvd
 from hvdlite import _core
@@ -74,7 +74,7 @@ elastic_training.main(sys.argv[1], elastic_training.Plan(**json.loads(sys.argv[2
 def test_a_newcomer_may_make_a_step_alone_before_it_joins(tmp_path):
     program = tmp_path / "early.py"
     program.write_text(EARLY)
-    path = os.path.dirname(__file__)
+    path = str(HERE)
     with ElasticJob(
         tmp_path, "-np", "2", "--min-np", "1", *AT_ONCE, program=str(program), plan={"epochs": 1000}, PYTHONPATH=path
     ) as job:

@@ -1,4 +1,4 @@
-"""A rank meets its end in some way at some moment: a few trials of tests/tools/chaos.py, which runs any number of others.
+"""A rank meets its end in some way at some moment: some trials of tests/tools/chaos.py, which runs more of them.
 
 The seeds stay the same from run to run, for every plane and every way to end is among them; what happens within the
 microseconds of a trial does not. `python tests/tools/chaos.py --only SEED` does one again.
@@ -9,11 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
 import chaos
+import pytest
 from chaotic import left, plan
 
 SEEDS = (13, 18, 19, 37, 50, 74, 83, 94, 98, 156)
@@ -56,6 +53,6 @@ def test_a_strike_that_comes_when_all_is_done_is_one_at_the_end():
 
 def test_what_a_trial_looks_for_is_found(tmp_path):
     """A process, a file, a socket: else nothing being left would mean nothing."""
-    words = [sys.executable, str(Path(__file__).parent / "chaotic" / "leaving.py"), str(tmp_path)]
+    words = [sys.executable, str(Path(left.__file__).with_name("leaving.py")), str(tmp_path)]
     done = subprocess.run(left.alone(words), capture_output=True, text=True, timeout=60)
     assert done.returncode == 0 and done.stdout == "found\n", done.stdout + done.stderr

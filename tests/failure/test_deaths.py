@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 from ranks import Job, everything, gone
 
-PROGRAM = str(Path(__file__).with_name("doomed.py"))
+PROGRAM = str(Path(__file__).resolve().parents[1] / "support/doomed.py")
 WAYS = {"SIGKILL": 137, "SIGSEGV": 139, "_exit": 3, "raise": 1}
 LIMIT_S = 1.0
 

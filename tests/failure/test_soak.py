@@ -7,20 +7,15 @@ and threads are held to be equal.
 
 import gc
 import os
-import sys
 from collections import OrderedDict
-from pathlib import Path
 
 import numpy as np
+import soak
+import soaking
 from ranks import as_ranks
 
 import hvdlite.numpy as hvd
 from hvdlite.system import bounded_cache
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-import soak
-import soaking
 
 MINUTES, ROUNDS, SEED = 0.35, 40, 4
 WARM = 0.3  # of the time

@@ -9,7 +9,7 @@ import pytest
 from launching import launch
 from ranks import EVERYTHING
 
-PROGRAM = str(Path(__file__).with_name("stalling.py"))
+PROGRAM = str(Path(__file__).resolve().parents[1] / "support/stalling.py")
 WAITED = (
     "'allreduce.wanted', 'allreduce.more.0', 'allreduce.more.1' and 7 more: submitted by ranks 0, 2, missing on rank 1"
 )

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 
+import hosts as network
 import pytest
 from hosts import Hosts, needs_hosts
 
@@ -82,7 +83,7 @@ rank = hosts.popen(1, ["sleep", "1234.5"])
 print(hosts._switch, *hosts._inits, flush=True)
 time.sleep(100)
 """
-    words = [sys.executable, "-c", program, os.path.dirname(os.path.abspath(__file__))]
+    words = [sys.executable, "-c", program, str(network.HERE)]
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as test:
         pids = [int(word) for word in test.stdout.readline().split()]
         assert len(pids) == 3 and all(os.path.exists(f"/proc/{pid}/cwd") for pid in pids)

@@ -17,7 +17,7 @@ from hvdlite.rendezvous import standalone_store
 from hvdlite.rendezvous.discovery import BY_HAND, Place, discover
 from hvdlite.security import job_secret
 
-PROGRAM = [sys.executable, str(Path(__file__).resolve().parent / "on_slurm.py"), "meet", "2"]
+PROGRAM = [sys.executable, str(Path(__file__).resolve().parents[1] / "support/on_slurm.py"), "meet", "2"]
 PORT = str(20000 + os.getpid() % 9000)
 SECONDS = 120
 BACKEND = """import torch, torch.distributed as dist, hvdlite.torch.distributed

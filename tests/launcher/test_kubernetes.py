@@ -159,7 +159,7 @@ def test_every_field_of_the_manifests_is_one_of_its_kind(tmp_path):
         (tmp_path / f"{kind}.yaml").write_text(wrong)
     (tmp_path / "zz.yaml").write_text((BATCH / "kubernetes_pytorchjob.yaml").read_text().replace("runP", "runp"))
     files = [*sorted(BATCH.glob("kubernetes_*.yaml")), *sorted(tmp_path.glob("*.yaml"))]
-    program = [sys.executable, Path(__file__).with_name("kubernetes_schemas.py"), *files]
+    program = [sys.executable, ROOT / "tests/support/kubernetes_schemas.py", *files]
     done = subprocess.run(program, env=overlays.with_path(home), capture_output=True, text=True, timeout=120)
     kinds = ["Service", "Job", "JobSet", "MPIJob", "PyTorchJob", "TrainJob"]
     wrong = ["Service fine", "Job wrong", "JobSet wrong", "MPIJob wrong", "TrainJob wrong", "PyTorchJob wrong"]

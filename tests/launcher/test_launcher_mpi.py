@@ -31,7 +31,7 @@ from hvdlite.launcher.starters.mpirun import (
 )
 
 START_S = 100  # on a crowded machine the first start of an MPI takes more than the 30 s that users have
-OVER_MPI = Path(__file__).resolve().parent / "over_mpi.py"
+OVER_MPI = Path(__file__).resolve().parents[1] / "support/over_mpi.py"
 TWO = [Host("a", 4), Host("b", 4)]
 OMPI4, OMPI5, HYDRA, IMPI = Kind(OPEN_MPI, 4), Kind(OPEN_MPI, 5), Kind(MPICH, 5), Kind(INTEL, 2021)
 

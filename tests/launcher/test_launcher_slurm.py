@@ -10,7 +10,7 @@ from hosts import needs_hosts
 
 pytestmark = needs_hosts
 JOBS = Path(__file__).resolve().parents[2] / "examples" / "batch"
-PROGRAM = Path(__file__).resolve().parent / "on_slurm.py"
+PROGRAM = Path(__file__).resolve().parents[1] / "support/on_slurm.py"
 
 
 @pytest.fixture

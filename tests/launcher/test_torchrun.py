@@ -13,7 +13,7 @@ from hvdlite.rendezvous import standalone_store
 from hvdlite.rendezvous.discovery import Place
 
 pytest.importorskip("torch")
-PROGRAM = str(Path(__file__).resolve().parent / "on_slurm.py")
+PROGRAM = str(Path(__file__).resolve().parents[1] / "support/on_slurm.py")
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
 SECONDS = 240
 

@@ -22,7 +22,7 @@ from test_launcher_mpi import over_two_hosts, said_by
 
 from hvdlite.mpi import launcher_agent
 
-PROGRAM = Path(__file__).resolve().parent / "failing.py"
+PROGRAM = Path(__file__).resolve().parents[1] / "support/failing.py"
 WAYS = {
     "raise": (1, r"rank 1( \([^)]*\))? raised ValueError: out of cheese \(failing\.py:\d+\)"),
     "exit": (2, r"rank 2( \([^)]*\))? called sys\.exit\(3\) \(failing\.py:\d+\)"),

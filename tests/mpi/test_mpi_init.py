@@ -13,7 +13,7 @@ from ranks import everything
 from hvdlite import mpi
 from hvdlite.mpi import world
 
-HERE = Path(__file__).resolve().parent
+HERE = Path(__file__).resolve().parents[1] / "support"
 PROGRAM = HERE / "over_mpi.py"
 DIGITS = HERE.parents[1] / "examples" / "03_train_digits.py"
 

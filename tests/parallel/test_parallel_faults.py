@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from launching import launch
 
-PROGRAM = str(Path(__file__).with_name("stages.py"))
+PROGRAM = str(Path(__file__).resolve().parents[1] / "support/stages.py")
 TENSOR = r"'send\.pipe\.\d-\d\.(shapes|f0|b0?)\.mb\d'"
 
 

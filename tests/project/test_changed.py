@@ -21,11 +21,11 @@ TREE = {
     "hvdlite/torch/optimizer.py": "from ..errors import HvdError",
     "tests/conftest.py": "import pytest",
     "tests/support/launching.py": 'RUN = ["-m", "hvdlite.launcher"]',
-    "tests/py/test_desk.py": "from launching import launch",
-    "tests/py/test_agent.py": "from launching import launch",
-    "tests/py/test_torch.py": 'SCRIPT = "import os\\nimport hvdlite.torch as hvd"',
+    "tests/launcher/test_desk.py": "from launching import launch",
+    "tests/launcher/test_agent.py": "from launching import launch",
+    "tests/launcher/test_torch.py": 'SCRIPT = "import os\\nimport hvdlite.torch as hvd"',
     "tests/data/test_data.py": 'PROGRAM = HERE / "trains.py"',
-    "tests/py/trains.py": "import hvdlite as hvd",
+    "tests/launcher/trains.py": "import hvdlite as hvd",
     "csrc/hvdlite.h": "",
     "csrc/api.c": '#include "hvdlite.h"\n#include "coord/coord.h"',
     "csrc/ground/ground.h": '#include "../hvdlite.h"',
@@ -52,7 +52,7 @@ def test_a_program_in_a_string_and_a_launched_module_count_as_imports():
     assert reached("launcher/desk.py") == ["test_desk.py", "test_agent.py"]
     assert reached("hvdlite/numpy.py") == ["test_data.py"]
     assert reached("hvdlite/errors.py") == ["test_torch.py", "test_agent.py", "test_desk.py"]
-    assert reached("tests/conftest.py") == ["test_agent.py", "test_data.py", "test_desk.py", "test_torch.py"]
+    assert reached("tests/conftest.py") == ["test_data.py", "test_agent.py", "test_desk.py", "test_torch.py"]
 
 
 def test_a_header_stands_for_what_defines_its_names():
@@ -69,23 +69,23 @@ def test_a_header_stands_for_what_defines_its_names():
 
 
 def test_who_still_names_a_deleted_file_is_reached():
-    tree = {"launcher/gone.py": "", "tests/py/test_x.py": "from hvdlite.launcher import gone"}
+    tree = {"launcher/gone.py": "", "tests/launcher/test_x.py": "from hvdlite.launcher import gone"}
     assert reached("launcher/gone.py", tree) == ["test_x.py"]
     assert reached("launcher/gone.py", {**tree, "launcher/wrong.py": "def"}) == ["test_x.py"]
 
 
 def test_the_nearest_that_fit_are_chosen_and_the_others_named():
-    readers = {"launcher/a.py": {"tests/py/test_near.py", "launcher/b.py"}}
-    readers["launcher/b.py"] = {"tests/py/test_far.py", "tests/py/test_long.py"}
-    takes = {"tests/py/test_near.py": 5.0, "tests/py/test_far.py": 4.0, "tests/py/test_long.py": 30.0}
+    readers = {"launcher/a.py": {"tests/launcher/test_near.py", "launcher/b.py"}}
+    readers["launcher/b.py"] = {"tests/launcher/test_far.py", "tests/launcher/test_long.py"}
+    takes = {"tests/launcher/test_near.py": 5.0, "tests/launcher/test_far.py": 4.0, "tests/launcher/test_long.py": 30.0}
     for most, run in ((10.0, ["near", "far"]), (6.0, ["near"]), (4.5, ["far"]), (99.0, ["near", "far", "long"])):
         choice = changed.choose(["launcher/a.py"], readers, takes, most)
-        assert choice.run == [f"tests/py/test_{name}.py" for name in run]
+        assert choice.run == [f"tests/launcher/test_{name}.py" for name in run]
         assert set(choice.run) | set(choice.left) == set(takes)
-    itself = changed.choose(["tests/py/test_long.py", "launcher/a.py"], readers, takes, 5.0)
-    assert itself.run == ["tests/py/test_long.py"] and len(itself.left) == 2
-    assert changed.choose(["launcher/a.py"], readers, {"tests/py/test_far.py": 4.0}, 9.0) == (
-        ["tests/py/test_far.py"],
+    itself = changed.choose(["tests/launcher/test_long.py", "launcher/a.py"], readers, takes, 5.0)
+    assert itself.run == ["tests/launcher/test_long.py"] and len(itself.left) == 2
+    assert changed.choose(["launcher/a.py"], readers, {"tests/launcher/test_far.py": 4.0}, 9.0) == (
+        ["tests/launcher/test_far.py"],
         [],
     )
     said = changed.says("HEAD", ["launcher/a.py"], itself)

@@ -11,7 +11,6 @@ TESTS = Path(__file__).resolve().parents[1]
 
 @pytest.fixture
 def counts(monkeypatch, tmp_path):
-    monkeypatch.syspath_prepend(str(TESTS))
     module = importlib.import_module("counts")
     monkeypatch.setattr(module, "BASELINE", tmp_path / "counts.json")
     return module

@@ -9,15 +9,13 @@ import collections
 import functools
 import os
 import re
-import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
 import durations
 
 import csource
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 CSRC = ROOT / "csrc"
 
 C_LINES, PYTHON_LINES, FUNCTION_LINES, ESSAY_LINES = 400, 350, 66, 5  # "about 60" with a tenth of patience

@@ -2,19 +2,14 @@
 
 import os
 import signal
-import sys
 import threading
 import time
-from pathlib import Path
 
 import pytest
+import steps
 from ranks import gone
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-import steps
-
-FAILS = "echo 'FAILED tests/py/test_x.py::test_y[a b] - assert 0'; echo 'FAILED  test_kernel (134)'; echo last; exit 1"
+FAILS = "echo 'FAILED tests/ops/test_x.py::test_y[a b] - assert 0'; echo 'FAILED  test_kernel (134)'; echo last; exit 1"
 
 
 @pytest.fixture
@@ -48,7 +43,7 @@ def test_the_end_names_the_failed_tests_why_and_how_to_run_them_alone(table, cap
     assert steps.main([]) == 1
     end = capsys.readouterr().out.split("\n\n")[-1]
     assert "ok       after" in end and end.endswith("s)\n") and "failed: thread (after" in end
-    assert "FAILED tests/py/test_x.py::test_y[a b] - assert 0\n    pytest 'tests/py/test_x.py::test_y[a b]'\n" in end
+    assert "FAILED tests/ops/test_x.py::test_y[a b] - assert 0\n    pytest 'tests/ops/test_x.py::test_y[a b]'\n" in end
     assert "FAILED test_kernel (134)\n    make -C tests check SAN=thread ONLY=kernel\n" in end
 
 
@@ -87,9 +82,9 @@ def test_an_interrupt_ends_all_steps_and_what_they_have_left(table, tmp_path):
 @pytest.mark.parametrize(
     ("said", "gives_up"),
     [
-        ("FAILED tests/py/test_x.py::test_y[a b] - assert 0", False),
-        ("FAILED tests/py/test_x.py::test_y - assert 0\nERROR tests/py/test_z.py - ImportError: no module", True),
-        ("FAILED tests/py/test_x.py::test_y - assert 0\nERROR tests/py/test_z.py", True),
+        ("FAILED tests/ops/test_x.py::test_y[a b] - assert 0", False),
+        ("FAILED tests/ops/test_x.py::test_y - assert 0\nERROR tests/ops/test_z.py - ImportError: no module", True),
+        ("FAILED tests/ops/test_x.py::test_y - assert 0\nERROR tests/ops/test_z.py", True),
     ],
 )
 def test_only_tests_that_failed_run_once_more(table, monkeypatch, said, gives_up):
@@ -99,7 +94,7 @@ def test_only_tests_that_failed_run_once_more(table, monkeypatch, said, gives_up
     monkeypatch.setattr(steps, "PYTEST", "true ")
     text = f"ERROR    root:test_y.py:3 logged\n==== short test summary info ====\n{said}\n"
     assert steps.unsteady(steps.Step("pytest", 9, "x"), text) == (
-        [] if gives_up else ["tests/py/test_x.py::test_y[a b]"]
+        [] if gives_up else ["tests/ops/test_x.py::test_y[a b]"]
     )
 
 
@@ -113,15 +108,15 @@ def test_a_change_gives_the_steps_that_it_can_reach(monkeypatch, capsys):
     monkeypatch.setattr(steps.changed, "graph", lambda tree: readers)
     monkeypatch.setattr(steps.durations, "known", lambda test: 8.0)
     for path, kind, names, tests in (  # apart: this file shall not be one that names them
-        ("launcher/starters/slurm", ".py", "ruff format mypy house pytest", "tests/py/test_launcher_slurm"),
+        ("launcher/starters/slurm", ".py", "ruff format mypy house pytest", "tests/launcher/test_launcher_"),
         (
             "csrc/negotiation/vote",
             ".c",
             "clang-format house address,undefined",
             "ONLY='negotiation_finite negotiation_fuzz",
         ),
-        ("hvdlite/rendezvous/store_client", ".py", "ruff format mypy house pytest", "tests/py/test_store"),
-        ("LICENSE", "", "house", "tests/test_house"),
+        ("hvdlite/rendezvous/store_client", ".py", "ruff format mypy house pytest", "tests/rendezvous/test_st"),
+        ("LICENSE", "", "house", "tests/project/test_house"),
     ):
         since = ("HEAD", [path + kind])
         monkeypatch.setattr(steps.changed, "since", lambda root, commit="", since=since: since)

@@ -11,6 +11,8 @@ import itertools
 import sys
 import traceback
 
+import ranks  # noqa: F401  (the folders of test modules are on the path then)
+
 import hvdlite as hvd
 
 ONE_HOST = {"test_topology"}

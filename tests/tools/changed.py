@@ -21,11 +21,13 @@ from typing import NamedTuple
 import csource
 
 READ = {".py", ".c", ".h"}
-PROGRAM = re.compile(r"tests/(py/|)test_\w+\.py|tests/c/(test|bench|count)_\w+\.c")  # nothing reads one by its header
-TEST = re.compile(r"tests/(py/|)test_(?!house)\w+\.py|tests/c/test_\w+\.c")  # the rules of the house are always run
+PROGRAM = re.compile(
+    r"tests/(?!c/)\w+/test_\w+\.py|tests/c/(test|bench|count)_\w+\.c"
+)  # nothing reads one by its header
+TEST = re.compile(r"tests/(?!c/)\w+/test_(?!house)\w+\.py|tests/c/test_\w+\.c")  # the rules of the house are always run
 # The folder of a module, and what stands before its name when it is imported. The first that fits.
-PACKAGES = (("launcher/", "hvdlite.launcher."), ("hvdlite/", "hvdlite."), ("tests/py/", ""), ("tests/fuzz/", ""))
-PACKAGES += (("tests/gpu/", ""), ("tests/", ""), ("examples/benchmarks/", ""), ("examples/", ""))
+PACKAGES = ((r"launcher/", "hvdlite.launcher."), (r"hvdlite/", "hvdlite."), (r"tests/(?:\w+/)?", ""))
+PACKAGES += ((r"examples/benchmarks/", ""), (r"examples/", ""))
 # What a file has built or loads, which its text does not name: their paths.
 LOADS = {
     "hvdlite/_core/library.py": r"csrc/api\w*\.c",
@@ -40,7 +42,20 @@ IN_TEXT = re.compile(
     r"\bfrom +([\w.]+) +import +([\w, ]+)|\bimport +([\w.]+)|\b(hvdlite(?:\.\w+)+)|(?<![\w.])(\.\w[\w.]*)$"
 )
 FILE_NAME = re.compile(r"\b[\w-]+\.[a-z]+\b")
-PLACES = {"py", "c", "h", "test", "tests", "csrc", "hvdlite", "init", "of", "and", "on"}  # words that say nothing
+PLACES = {
+    "py",
+    "c",
+    "h",
+    "test",
+    "tests",
+    "support",
+    "csrc",
+    "hvdlite",
+    "init",
+    "of",
+    "and",
+    "on",
+}  # words that say nothing
 
 
 class Choice(NamedTuple):
@@ -88,10 +103,7 @@ def graph(tree: dict[str, str]) -> dict[str, set[str]]:
             readers[other].add(path)
     for header, source in [pair for path in tree if path.endswith(".h") for pair in _defined(path, readers)]:
         readers[source].add(header)
-    for test in filter(TEST.fullmatch, tree):
-        for conftest in ("tests/conftest.py", "tests/conftest.py (joined)"):
-            if test.endswith(".py") and test.startswith(conftest.rpartition("/")[0]):
-                readers[conftest].add(test)
+    readers["tests/conftest.py"] |= {test for test in filter(TEST.fullmatch, tree) if test.endswith(".py")}
     return readers
 
 
@@ -174,8 +186,8 @@ def _module(path: str) -> str:
     if not path.endswith(".py"):
         return ""
     for folder, prefix in PACKAGES:
-        if path.startswith(folder):
-            dotted = prefix + path[len(folder) : -3].replace("/", ".")
+        if found := re.match(folder, path):
+            dotted = prefix + path[found.end() : -3].replace("/", ".")
             return re.sub(r"\.?__init__$", "", dotted).rstrip(".")
     return ""
 

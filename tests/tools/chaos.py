@@ -1,9 +1,9 @@
-"""Trials of chaos: jobs in which a rank meets its end, in any way, at any moment, on any plane (tests/py/chaotic/).
+"""Trials of chaos: jobs in which a rank ends in any way, at any moment, on any plane (tests/support/chaotic/).
 
     python tests/tools/chaos.py --trials 500 --seed 1       500 trials, from seed 1 on; every seed is printed
     python tests/tools/chaos.py --trials 50 --plane hier    only those on one plane: shm, p2p, hier, mpi, gpu
     python tests/tools/chaos.py --only 4711                 one trial again
-    python tests/tools/chaos.py --trials 50 --late 0.2      the parent strikes so many seconds late, as on a crowded machine;
+    python tests/tools/chaos.py --trials 50 --late 0.2      the parent strikes so much later, as on a crowded machine;
                                                       inf: only when the victim has done all its work
 
 Exits with 1 if anything was wrong in any of them. Each trial runs in namespaces of its own where that may be (it takes
@@ -22,8 +22,8 @@ import sys
 import time
 from pathlib import Path
 
-HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE / "py"))
+SUPPORT = Path(__file__).resolve().parents[1] / "support"
+sys.path.insert(0, str(SUPPORT))
 
 import pytest  # noqa: E402  (after the path is set)
 from chaotic import left, plan  # noqa: E402
@@ -58,7 +58,7 @@ def outcome(seed, late=0.0):
     reason = unable(plan.planned(seed))
     if reason is not None:
         return {"seed": seed, "skipped": reason, "wrong": []}
-    words = left.alone([sys.executable, str(HERE / "py" / "chaotic" / "trial.py"), str(seed), str(late)])
+    words = left.alone([sys.executable, str(SUPPORT / "chaotic" / "trial.py"), str(seed), str(late)])
     done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=TRIAL_S)
     lines = done.stdout.splitlines()
     if done.returncode or not lines:

@@ -25,7 +25,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-TESTS = Path(__file__).resolve().parent
+TESTS = Path(__file__).resolve().parents[1]
 BASELINE = TESTS / "counts.json"
 BUILT = TESTS / "out/plain/tests/c"
 TOLERANCE, TOLERANCE_HOOK, TOLERANCE_ELSEWHERE = 0.05, 0.10, 0.30
@@ -120,7 +120,7 @@ def count_hook() -> dict[str, float]:
 
 def be_rank(folder: str) -> None:
     """Rank 0 under callgrind, the other as it is."""
-    program = [sys.executable, str(TESTS / "count_hook.py"), str(BUILT / "count_section.so")]
+    program = [sys.executable, str(TESTS / "tools/count_hook.py"), str(BUILT / "count_section.so")]
     if os.environ["RANK"] == "0":
         program = [*valgrind(folder), "--instr-atstart=no", *program]
     os.execvp(program[0], program)

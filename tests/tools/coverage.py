@@ -20,7 +20,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 CSRC = ROOT / "csrc"
 NEEDS = {"csrc/kernel/avx512.c": "avx512f", "csrc/kernel/avx2.c": "avx2"}  # and what they include on their own account
 

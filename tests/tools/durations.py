@@ -18,8 +18,9 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-OUT = Path(__file__).resolve().parent / "out"
-BUDGET = Path(__file__).resolve().parent / "durations.txt"
+TESTS = Path(__file__).resolve().parents[1]
+OUT = TESTS / "out"
+BUDGET = TESTS / "durations.txt"
 SHOWN = 30
 UNKNOWN = {".py": 12.0, ".c": 3.0}  # a file that has not run here yet
 

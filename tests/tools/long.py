@@ -2,7 +2,7 @@
 
 The check of a commit has each capability once, in the cheapest place that can show a fault of ours: one framework, one
 MPI of each ABI, two ranks. What repeats it elsewhere, trains to an accuracy or starts a peer runs before a capability
-is called finished (`tests/run everything`), and by name: `pytest tests/py/test_x.py -k name`.
+is called finished (`tests/run everything`), and by name: `pytest tests/ops/test_x.py -k name`.
 
 A word is a file, a test with all its cases, or one case.
 """
@@ -155,7 +155,8 @@ LONG: dict[str, tuple[str, ...]] = {
         "test_torch_env::test_gloo_meets_on_the_host_of_rank_0_wherever_the_launcher_is",
         "test_mpi_hosts::test_a_network_that_leads_astray_is_named",
         "test_hosts_endings::test_a_rank_that_falls_silent_when_another_has_left_is_named",
-        "test_ps_failures::test_a_rank_that_has_left_takes_no_servers_along_and_is_named_where_it_is_waited_for[of rank 0]",
+        "test_ps_failures::test_a_rank_that_has_left_takes_no_servers_along_and_is_named_where_it_is_waited_for"
+        "[of rank 0]",
         "test_launcher_ssh::test_at_most_32_sessions_are_under_way_at_once",
         "test_launcher_guard::test_the_agent_that_a_remote_shell_has_brought[19]",
         "test_launcher_guard::test_the_agent_of_another_node[19]",

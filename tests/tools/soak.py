@@ -20,7 +20,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-HERE = Path(__file__).resolve().parent
+PROGRAM = Path(__file__).resolve().parents[1] / "support/soaking.py"
 MOST_KB = 1024.0  # in
 PER_S = 600.0
 MOST_A_ROUND = 0.5  # kB and blocks of Python; a round is some 3 collectives
@@ -54,7 +54,7 @@ def soaked(minutes, ranks, seed, plane=None, pace=0.0, least=0, leaky=-1):
     """Runs the job, `least` rounds or more; (exit code, what ranks and launcher said, {rank: its measurements})."""
     words = [sys.executable, "-m", "hvdlite.launcher", "-np", str(ranks)]
     words += ["--plane", plane] if plane else []
-    words += [sys.executable, "-u", str(HERE / "py" / "soaking.py"), str(seed)]
+    words += [sys.executable, "-u", str(PROGRAM), str(seed)]
     words += [str(minutes * 60), str(least), str(pace), str(leaky)]
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("HVDLITE_", "HOROVOD_"))}
     with tempfile.TemporaryFile("w+", errors="replace") as output:

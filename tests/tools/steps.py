@@ -31,7 +31,7 @@ import changed
 import durations
 import long
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 LOGS = ROOT / "tests" / "out" / "log"
 JOBS = len(os.sched_getaffinity(0))
 SKIPPED = 77
@@ -49,6 +49,8 @@ BITS = C_TESTS + "ONLY='adasum algo kernel kinds learned negotiation_sim plane_b
 COUNTS = f"make -s --no-print-directory -C tests -j {JOBS} counted && {sys.executable} tests/tools/counts.py"
 FORMATTED = "find csrc tests examples -name '*.[ch]' -not -path 'tests/out/*' | xargs clang-format --dry-run -Werror"
 
+
+HOUSE = " ".join(f"tests/project/test_{name}.py" for name in ("house", "floors", "circles"))
 
 # What `changed` gives to tests where such a file has changed, in seconds of two idle cores. With the rest it comes to 1
 # minute, 2 and 3: who waits longer looks at something else. The first that fits.
@@ -86,7 +88,7 @@ STEPS = (
     Step("long", 5400, PYTEST + "-m long --durations=0 tests", long="slow by nature; long.py has the reasons"),
     Step("interrupted", 1800, "make -s --no-print-directory -C tests interrupted", long="a build of its own"),
     Step("chaos", 5400, CHAOS, long="20 minutes; the check has a few trials"),
-    Step("soak", 3600, f"{sys.executable} tests/tools/soak.py --minutes 30", long="30 minutes; the check has half of one"),
+    Step("soak", 3600, f"{sys.executable} tests/tools/soak.py --minutes 30", long="the check has half a minute"),
     Step("fuzz", 3600, "make -s --no-print-directory -C tests fuzz", long="needs clang; what it found the check plays"),
     Step("oldest-tensorflow", 3600, "make -C tests oldest-tensorflow", long="an environment of its own"),
 )
@@ -137,7 +139,7 @@ def of_change(commit: str = "") -> list[Step]:
     steps = [of("ruff"), of("format")] if any_is((".py",)) else []
     steps += [of("clang-format")] if any_is((".c", ".h")) else []
     steps += [of("mypy")] if any_is((".py",), ("hvdlite/", "launcher/")) else []
-    steps += [Step("house", 600, PYTEST + "tests/project/test_house.py tests/project/test_floors.py tests/project/test_circles.py")]
+    steps += [Step("house", 600, PYTEST + HOUSE)]
     steps += [of("address,undefined", f"ONLY='{' '.join(in_c)}'")] if in_c else []
     return steps + ([of("pytest", *in_python)] if in_python else [])
 

@@ -97,6 +97,7 @@ def loses_its_peer(folder):
 
 LOSES = """
 import sys
+import ranks
 import hvdlite.torch as hvd
 from test_torch_gpus_lost import loses_its_peer
 hvd.init()
