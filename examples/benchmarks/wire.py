@@ -24,7 +24,7 @@ import time
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parent.parent / "tests" / "py"))
+sys.path.insert(0, str(HERE.parent.parent / "tests/support"))
 
 from measure import MARK, PATIENCE, report, size_text, spread  # noqa: E402
 

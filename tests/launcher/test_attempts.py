@@ -11,6 +11,7 @@ import sys
 import time
 from pathlib import Path
 
+import as_program
 import numpy as np
 import pytest
 import stepping
@@ -21,7 +22,7 @@ import hvdlite as hvd
 from hvdlite.trace import attempts, cli
 from hvdlite.trace.report import read
 
-PROGRAM = [sys.executable, __file__]
+PROGRAM = [sys.executable, as_program.__file__, __file__]
 
 
 def test_a_restart_keeps_what_the_failed_attempt_has_left(tmp_path, capsys):

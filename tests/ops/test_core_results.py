@@ -39,7 +39,7 @@ def test_results_land_where_they_fit():
 
 
 def test_results_land_over_links():
-    program = "import hvdlite.numpy as hvd, test_core_results as t\nhvd.init()\n"
+    program = "import ranks, hvdlite.numpy as hvd, test_core_results as t\nhvd.init()\n"
     program += "t.test_results_land_where_they_fit.body()\nhvd.shutdown()\nprint('ok')"
     with Job(2, [sys.executable, "-c", program], HVDLITE_PLANE="p2p") as job:
         assert job.wait(60) == 0 and job.text().count("ok") == 2, job.text()

@@ -43,6 +43,7 @@ from launching import GRACE, NO_RECORDS
 HERE = Path(__file__).resolve().parent
 # Test modules of all folders are imported by name, here and in ranks.
 sys.path += sorted({str(path.parent) for path in HERE.parent.glob("*/test_*.py")} - set(sys.path))
+sys.path.append(str(HERE.parent / "tools"))
 START_S = 120.0
 DEADLINE_S = 120.0
 AFTER_FAILURE_S = 2.0  # what the other ranks get to answer once one has failed

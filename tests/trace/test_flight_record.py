@@ -8,6 +8,7 @@ import sys
 import time
 from pathlib import Path
 
+import as_program
 import numpy as np
 import pytest
 from launching import SECONDS, Launch
@@ -18,7 +19,7 @@ from hvdlite import config
 from hvdlite.trace import directory
 
 BY_DEFAULT = ("env", "-u", "HVDLITE_TRACE_DIR")
-PROGRAM = [sys.executable, __file__]
+PROGRAM = [sys.executable, as_program.__file__, __file__]
 
 
 def appears(path):

@@ -8,6 +8,7 @@ import tempfile
 import time
 from pathlib import Path
 
+import as_program
 import numpy as np
 import pytest
 from launching import SECONDS, launch
@@ -16,7 +17,7 @@ from ranks import as_ranks
 import hvdlite as hvd
 from hvdlite.trace import analyze, cli, clock, events, merge
 
-PROGRAM = [sys.executable, __file__]
+PROGRAM = [sys.executable, as_program.__file__, __file__]
 
 
 def nested(rows):

@@ -7,6 +7,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+import as_program
 import numpy as np
 import pytest
 from launching import Launch
@@ -14,7 +15,7 @@ from ranks import as_ranks
 
 import hvdlite as hvd
 
-PROGRAM = [sys.executable, __file__]
+PROGRAM = [sys.executable, as_program.__file__, __file__]
 UMASK = ("sh", "-c", 'umask 027; exec "$@"', "sh")
 
 
