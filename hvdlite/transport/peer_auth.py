@@ -16,10 +16,10 @@ from typing import NamedTuple
 from ..security import handshake
 from ..security.handshake import RELAYED, UNKNOWN, WELCOME
 
-PURPOSE_BYTES = 64  # the first is the length of the rest
+PURPOSE_MAX = 63  # bytes; zeros fill up a shorter one
 CONFIRMED = b"\x06"
 
-_CLAIM = struct.Struct(f"!IQIII{PURPOSE_BYTES}s")
+_CLAIM = struct.Struct(f"!IQIII{PURPOSE_MAX}s")
 ANSWER_BYTES = handshake.ANSWER_BYTES + _CLAIM.size
 
 WIRE, JOB, EPOCH, TARGET, PURPOSE, FULL = range(RELAYED + 1, RELAYED + 7)
@@ -50,17 +50,15 @@ class Claim(NamedTuple):
 def pack(claim: Claim) -> bytes:
     """ValueError for a purpose that is too long."""
     purpose = claim.purpose.encode()
-    if len(purpose) >= PURPOSE_BYTES:
-        raise ValueError(f"the purpose of a stream has at most {PURPOSE_BYTES - 1} bytes: {claim.purpose!r} [HVD901]")
-    return _CLAIM.pack(*claim[:5], bytes((len(purpose),)) + purpose)
+    if len(purpose) > PURPOSE_MAX:
+        raise ValueError(f"the purpose of a stream has at most {PURPOSE_MAX} bytes: {claim.purpose!r} [HVD901]")
+    return _CLAIM.pack(*claim[:5], purpose)
 
 
 def unpack(packed: bytes) -> Claim:
-    """Any bytes of that size; an impossible purpose has a U+FFFD."""
+    """Any bytes of that size; a purpose that is no text has a U+FFFD."""
     wire, job, epoch, source, target, told = _CLAIM.unpack(packed)
-    length = told[0]
-    purpose = told[1 : 1 + length] if length < PURPOSE_BYTES and not any(told[1 + length :]) else b"\xff"
-    return Claim(wire, job, epoch, source, target, purpose.decode("utf-8", "replace"))
+    return Claim(wire, job, epoch, source, target, told.rstrip(b"\0").decode("utf-8", "replace"))
 
 
 def verdict_on(claim: Claim, expected: Claim) -> int:
