@@ -1,19 +1,22 @@
 """Handshake: both ends of a connection prove that they belong to one job, in three messages.
 
     acceptor:   greeting   magic with the version of this handshake, nonce
-    connector:  answer     magic, nonce, the connection's two ends as the connector sees them, proof
+    connector:  answer     magic, nonce, the connection's two ends as the connector sees them, claim, proof
     acceptor:   verdict    a byte, the two ends as the acceptor sees them, proof
 
 A proof is an HMAC-SHA256 with the secret over a label, what the connection is for, and everything said before. Labels
-of the two sides differ, so no proof can be reflected; nonces are fresh, so none can be replayed; both ends' addresses
-and ports are in it, so none can be passed on: a relay has an end of its own, which one side sees and the other
-does not. Both sides know then, and say so (`RELAYED`); what translates addresses (NAT, a mapped port, a proxy) cannot
-be told from a stranger who does, and is refused as well.
+of the two sides differ, so no proof can be reflected; nonces are fresh, so none can be replayed; the purpose is in it,
+so none counts where a connection is for something else; both ends' addresses and ports are in it, so none can be passed
+on: a relay has an end of its own, which one side sees and the other does not. Both sides know then, and say so
+(`RELAYED`); what translates addresses (NAT, a mapped port, a proxy) cannot be told from a stranger who does, and is
+refused as well.
 
-From the same words come two keys, one for each direction, that sign every frame afterwards (_wire.Session).
+The claim is what a purpose lets the connector state of itself; each purpose has one size of it, 0 bytes where it has
+none. The acceptor reads it only after the proof, and may refuse it by a verdict of its own (transport/peer_auth.py).
 
-Standard library only; pure but for nonces, `ends_of`, `shake_hands` and `receive`. transport/peer_auth.py says more in
-its claim, and proves it likewise.
+From the same words come two keys, one for each direction, that sign what follows (framing.Session; the core's streams).
+
+Standard library only; pure but for nonces, `ends_of`, `shake_hands` and `receive`.
 """
 
 from __future__ import annotations
@@ -23,17 +26,20 @@ import os
 import socket
 import struct
 import time
+from collections.abc import Callable
 
 from .framing import Session
 
-MAGIC = b"hvdlite4"  # its last byte grows with this handshake and with the frames that follow it
+MAGIC = b"hvdlite5"  # its last byte grows with this handshake and with the frames that follow it
 NONCE_BYTES = PROOF_BYTES = 32
 GREETING_BYTES = len(MAGIC) + NONCE_BYTES
 ENDS_BYTES = 36  # connector's and acceptor's address (16 bytes, IPv4 as IPv6 maps it) and port
-ANSWER_BYTES = len(MAGIC) + NONCE_BYTES + ENDS_BYTES + PROOF_BYTES
+_CLAIM_AT = len(MAGIC) + NONCE_BYTES + ENDS_BYTES
+ANSWER_BYTES = _CLAIM_AT + PROOF_BYTES  # and the claim
 VERDICT_BYTES = 1 + ENDS_BYTES + PROOF_BYTES
 
-WELCOME, UNKNOWN, RELAYED = range(1, 4)  # verdicts; no connection answers 0 by chance
+WELCOME, UNKNOWN, RELAYED = range(1, 4)  # verdicts; no connection answers 0 by chance. Greater ones are of a purpose
+_DENIED = bytes((UNKNOWN,)) + bytes(VERDICT_BYTES - 1)
 FOREIGN, FALSE = -1, -2  # what only the connector sees: another version, or a peer that knows no secret
 _PASSED_ON = (
     "the connection is not direct: this end sees {} connect to {}, the other end sees {} connect to {}. A proxy, "
@@ -41,12 +47,12 @@ _PASSED_ON = (
     "reach each other at their own addresses (containers: --network=host) [HVD127]"
 )
 
-STORE, REPORT = b"store", b"report"  # what connections are for
+STORE, REPORT, LINK = b"store", b"report", b"link"  # what connections are for
 
 
 class HandshakeError(Exception):
-    """The other end is none of ours. verdict: UNKNOWN, RELAYED, FOREIGN or FALSE; the text says it for RELAYED alone,
-    since callers know which peer it should be."""
+    """The other end is none of ours, or refuses our claim. verdict: UNKNOWN, RELAYED, FOREIGN, FALSE or one of the
+    purpose; the text says it for RELAYED alone, since callers know which peer it should be."""
 
     def __init__(self, verdict: int, text: str = "") -> None:
         super().__init__(text)
@@ -91,29 +97,31 @@ def greeting() -> bytes:
 
 
 class Connector:
-    """The connecting side. purpose: what the connection is for, the same on both sides."""
+    """The connecting side. purpose: what the connection is for, the same on both sides. claim: of its size."""
 
-    def __init__(self, secret: bytes, purpose: bytes, ends: bytes) -> None:
-        self._secret, self._purpose, self._ends = secret, purpose, ends
+    def __init__(self, secret: bytes, purpose: bytes, ends: bytes, claim: bytes = b"") -> None:
+        self._secret, self._purpose, self._ends, self._claim = secret, purpose, ends, claim
         self._said = b""
 
     def answer(self, greeted: bytes) -> bytes:
         """What to send after a greeting of GREETING_BYTES. Raises HandshakeError for what greets otherwise."""
         if greeted[: len(MAGIC)] != MAGIC:
             raise HandshakeError(FOREIGN)
-        body = MAGIC + os.urandom(NONCE_BYTES) + self._ends
+        body = MAGIC + os.urandom(NONCE_BYTES) + self._ends + self._claim
         self._said = greeted + body
         return body + prove(self._secret, b"connects", self._purpose, self._said)
 
     def session(self, verdict: bytes) -> Session:
         """The keys, after a verdict of VERDICT_BYTES. Raises HandshakeError."""
         ends, proof = verdict[1 : 1 + ENDS_BYTES], verdict[1 + ENDS_BYTES :]
-        if verdict == bytes((UNKNOWN,)) + bytes(VERDICT_BYTES - 1):
+        if verdict == _DENIED:
             raise HandshakeError(UNKNOWN)
         expected = prove(self._secret, b"accepts", self._purpose, self._said + verdict[: 1 + ENDS_BYTES])
         if not hmac.compare_digest(proof, expected):
             raise HandshakeError(FALSE)
-        if verdict[0] != WELCOME or ends != self._ends:
+        if verdict[0] not in (WELCOME, RELAYED):
+            raise HandshakeError(verdict[0])
+        if verdict[0] == RELAYED or ends != self._ends:
             raise HandshakeError(RELAYED, passed_on(self._ends, ends))
         return session(self._secret, self._purpose, self._said, connects=True)
 
@@ -141,17 +149,32 @@ def receive(sock: socket.socket, count: int, deadline: float) -> bytes:
     return bytes(held)
 
 
-def judge(secret: bytes, purpose: bytes, ends: bytes, greeted: bytes, answer: bytes) -> tuple[bytes, Session | None]:
-    """The accepting side, which sent `greeted` and got an answer of ANSWER_BYTES: the verdict to send, and the keys;
-    None: it is to be dropped. A peer that proves nothing learns nothing."""
+def judge(
+    secret: bytes,
+    purpose: bytes,
+    ends: bytes,
+    greeted: bytes,
+    answer: bytes,
+    verdict_on: Callable[[bytes], int] = lambda claim: WELCOME,
+) -> tuple[bytes, Session | None]:
+    """The accepting side, which sent `greeted` and got an answer of the purpose's size: the verdict to send, and the
+    keys; None: it is to be dropped. A peer that proves nothing learns nothing. verdict_on: WELCOME for a proved claim,
+    or a verdict of the purpose."""
     body, proof = answer[:-PROOF_BYTES], answer[-PROOF_BYTES:]
     said = greeted + body
     if body[: len(MAGIC)] != MAGIC or not hmac.compare_digest(proof, prove(secret, b"connects", purpose, said)):
-        return bytes((UNKNOWN,)) + bytes(VERDICT_BYTES - 1), None
-    direct = body[-ENDS_BYTES:] == ends
-    verdict = bytes((WELCOME if direct else RELAYED,)) + ends
-    reply = verdict + prove(secret, b"accepts", purpose, said + verdict)
-    return reply, session(secret, purpose, said, connects=False) if direct else None
+        return _DENIED, None
+    verdict = verdict_on(claim_of(answer))
+    if verdict == WELCOME and body[_CLAIM_AT - ENDS_BYTES : _CLAIM_AT] != ends:
+        verdict = RELAYED
+    told = bytes((verdict,)) + ends
+    reply = told + prove(secret, b"accepts", purpose, said + told)
+    return reply, session(secret, purpose, said, connects=False) if verdict == WELCOME else None
+
+
+def claim_of(answer: bytes) -> bytes:
+    """What the connector states; to be believed only once `judge` gave keys for this answer."""
+    return answer[_CLAIM_AT:-PROOF_BYTES]
 
 
 def is_ours(answer: bytes) -> bool:
@@ -164,12 +187,7 @@ def prove(secret: bytes, side: bytes, purpose: bytes, said: bytes) -> bytes:
     return hmac.digest(secret, b"hvdlite %b, %b: " % (purpose, side) + said, "sha256")
 
 
-def keys(secret: bytes, purpose: bytes, said: bytes, connects: bool) -> tuple[bytes, bytes]:
-    """(key of what this side sends, key of what it receives), 32 bytes each, of a connection on which that was said."""
-    pair = [prove(secret, b"key of what %b sends" % side, purpose, said) for side in (b"connector", b"acceptor")]
-    return (pair[0], pair[1]) if connects else (pair[1], pair[0])
-
-
 def session(secret: bytes, purpose: bytes, said: bytes, connects: bool) -> Session:
-    """The keys in use."""
-    return Session(*keys(secret, purpose, said, connects))
+    """The keys, of 32 bytes, of what this side sends and receives on a connection on which that was said."""
+    pair = [prove(secret, b"key of what %b sends" % side, purpose, said) for side in (b"connector", b"acceptor")]
+    return Session(*(pair if connects else pair[::-1]))

@@ -19,6 +19,7 @@ import selectors
 import socket
 import time
 from collections.abc import Collection, Mapping
+from functools import partial
 from typing import Callable
 
 from ..errors import HvdInitError, let_out
@@ -33,7 +34,7 @@ AT_ONCE_MAX = 64  # connections being made by one call
 CHECK_S = 0.1
 SHOWN_MAX = 3  # ranks that an error describes in detail
 RETRY_S = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
-_LASTING = {peer_auth.WIRE, peer_auth.JOB, peer_auth.EPOCH, peer_auth.PURPOSE, peer_auth.RELAYED}
+_LASTING = {peer_auth.WIRE, peer_auth.JOB, peer_auth.EPOCH, peer_auth.PURPOSE, handshake.RELAYED}
 
 
 class _Dial:
@@ -50,7 +51,6 @@ class _Dial:
         self._attempts = 0
         self._reader: Callable[[], bool] = self._connected
         self._held = b""
-        self._nonce = self._claim = self._ends = b""
 
     @property
     def end(self) -> places.End:
@@ -98,6 +98,8 @@ class _Dial:
         try:
             while self.sock is not None and not self.done and self._reader():
                 pass
+        except handshake.HandshakeError as error:
+            self.fail(uncoded(str(error)) or peer_auth.reason(error.verdict), lasting=error.verdict in _LASTING)
         except OSError as error:
             let_out(error)
             self.fail(error.strerror or str(error))
@@ -131,43 +133,28 @@ class _Dial:
         return message
 
     def _greeted(self) -> bool:
-        message = self._more(peer_auth.GREETING_BYTES)
+        message = self._more(handshake.GREETING_BYTES)
         if message is None:
             return False
-        nonce = peer_auth.nonce_of(message)
-        if nonce is None:
-            self.fail("what listens there is no rank of hvdlite")
-            return False
+        assert self.sock is not None
         mine = self._listener.mine
-        assert self.sock is not None
-        self._ends = handshake.ends_of(self.sock, connects=True)
-        claim = mine._replace(source=mine.target, target=self.peer, purpose=self._purpose, ends=self._ends)
-        self._nonce, self._claim = nonce, peer_auth.make_claim(self._listener.secret, claim, nonce)
-        return self._write(self._claim, self._answered)
+        claim = mine._replace(source=mine.target, target=self.peer, purpose=self._purpose)
+        ends = handshake.ends_of(self.sock, connects=True)
+        me = handshake.Connector(self._listener.secret, handshake.LINK, ends, peer_auth.pack(claim))
+        self._reader = partial(self._answered, me)
+        return self._write(me.answer(message))
 
-    def _answered(self) -> bool:
-        message = self._more(peer_auth.ANSWER_BYTES)
-        if message is None:
-            return False
-        assert self.sock is not None
-        secret = self._listener.secret
-        said = peer_auth.read_answer(secret, self._nonce, self._claim, message)
-        verdict, ends = said or (None, b"")
-        if verdict is None:
-            self.fail("what listens there does not know the secret of this job")
-        elif verdict == peer_auth.RELAYED or (verdict == peer_auth.WELCOME and ends != self._ends):
-            self.fail(uncoded(handshake.passed_on(self._ends, ends)), lasting=True)
-        elif verdict != peer_auth.WELCOME:
-            self.fail(peer_auth.reason(verdict), lasting=verdict in _LASTING)
-        elif self._write(peer_auth.CONFIRMED, self._answered):
-            self.sock.keys = peer_auth.keys(secret, self._nonce, self._claim, connects=True)
-            self.done = True
+    def _answered(self, me: handshake.Connector) -> bool:
+        message = self._more(handshake.VERDICT_BYTES)
+        if message is not None:
+            assert self.sock is not None
+            self.sock.keys = me.session(message).keys
+            self.done = self._write(peer_auth.CONFIRMED)
         return False
 
-    def _write(self, message: bytes, then: Callable[[], bool]) -> bool:
+    def _write(self, message: bytes) -> bool:
         """A fresh connection has room for a message of ours."""
         assert self.sock is not None
-        self._reader = then
         if self.sock.send(message) == len(message):
             return True
         self.fail("the connection takes no bytes")
@@ -191,7 +178,7 @@ def connect(
     me = listener.rank
     if me in addresses:
         raise ValueError(f"rank {me} needs no stream to itself [HVD901]")
-    peer_auth.make_claim(b"", listener.mine._replace(source=me, purpose=purpose), b"")  # a purpose too long: ValueError
+    peer_auth.pack(listener.mine._replace(source=me, purpose=purpose))  # a purpose too long: ValueError
     known = {peer: _address(listener, peer, packed) for peer, packed in addresses.items()}
     nearest_first = sorted((peer for peer in known if peer < me), reverse=True)  # or else all would call rank 0 at once
     dials = [_Dial(listener, peer, known[peer], purpose) for peer in nearest_first]

@@ -86,7 +86,7 @@ class _Stranger:
     def __init__(self, sock: socket.socket, deadline: float) -> None:
         self.sock = sock
         self.deadline = deadline
-        self.greeting, self.nonce = peer_auth.greeting()
+        self.greeting = handshake.greeting()
         self.held = b""
         self.key: Key | None = None  # once it has proved itself
         self.keys = b""  # then, too
@@ -200,7 +200,7 @@ class Listener:
 
     def _hear(self, stranger: _Stranger) -> None:
         """Reads what is there of the message that comes next, and not a byte more."""
-        whole = peer_auth.CLAIM_BYTES if stranger.key is None else len(peer_auth.CONFIRMED)
+        whole = peer_auth.ANSWER_BYTES if stranger.key is None else len(peer_auth.CONFIRMED)
         try:
             chunk = stranger.sock.recv(whole - len(stranger.held))
         except BlockingIOError:
@@ -220,29 +220,29 @@ class Listener:
             self._drop(stranger)
 
     def _judge(self, stranger: _Stranger) -> None:
-        message, stranger.held = stranger.held, b""
-        claim = peer_auth.read_claim(self.secret, stranger.nonce, message)
+        answer, stranger.held = stranger.held, b""
         try:
             ends = handshake.ends_of(stranger.sock, connects=False)
         except OSError:  # it has gone
             self._drop(stranger)
             return
-        if claim is None:
-            verdict = peer_auth.UNKNOWN
-        else:
-            verdict = peer_auth.verdict_on(claim, self.mine._replace(ends=ends))
-            key = (claim.source, claim.purpose)
-            if verdict == peer_auth.WELCOME and not self._has_room(key):
-                verdict = peer_auth.FULL
-            if verdict == peer_auth.WELCOME and self._is_outdated(stranger, key):
+        told, session = handshake.judge(self.secret, handshake.LINK, ends, stranger.greeting, answer, self._verdict_on)
+        if session is None:
+            if self._say(stranger, told):
                 self._drop(stranger)
-                return
-        if not self._say(stranger, peer_auth.answer(self.secret, stranger.nonce, message, verdict, ends)):
             return
-        if verdict == peer_auth.WELCOME:
-            stranger.key, stranger.keys = key, peer_auth.keys(self.secret, stranger.nonce, message, connects=False)
-        else:
+        claim = peer_auth.unpack(handshake.claim_of(answer))
+        key = (claim.source, claim.purpose)
+        if self._is_outdated(stranger, key):
             self._drop(stranger)
+        elif self._say(stranger, told):
+            stranger.key, stranger.keys = key, session.keys
+
+    def _verdict_on(self, packed: bytes) -> int:
+        claim = peer_auth.unpack(packed)
+        verdict = peer_auth.verdict_on(claim, self.mine)
+        full = verdict == handshake.WELCOME and not self._has_room((claim.source, claim.purpose))
+        return peer_auth.FULL if full else verdict
 
     def _is_outdated(self, stranger: _Stranger, key: Key) -> bool:
         """Has this peer come again for the same, later? If not, what it has begun earlier ends. Claims are heard in any

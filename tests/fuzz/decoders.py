@@ -51,35 +51,41 @@ JOB = 0xFEDCBA9876543210
 
 
 def play_proof(given: Input) -> None:
-    """The three messages of a handshake between ranks, and their proofs."""
-    ends = bytes(range(peer_auth.ENDS_BYTES))
-    nonce, me = bytes(32), peer_auth.Claim(4, JOB, 0, -1, 1, "", ends)
-    secret = SECRET if given.below(8) else FALSE_SECRET
-    fields = bytearray(
-        peer_auth._CLAIM.pack(peer_auth.MAGIC, 4, JOB, 0, 2, 1, b"\x05set 0".ljust(64, b"\0"), ends, bytes(32))
-    )
-    damaged(given, fields)  # by somebody who knows the secret
-    message = bytes(fields) + peer_auth._prove(secret, b"hvdlite link, connects:", nonce + fields)
-    sent = bytearray(message)
+    """The handshake of two ranks: who proves nothing learns nothing, and each side hears what the other has said."""
+    handshake.os, who = fakes.Os(), given.below(8)
+    secret, purpose = SECRET if who else FALSE_SECRET, handshake.STORE if who == 1 else handshake.LINK
+    mine, ends = peer_auth.Claim(4, JOB, 0, -1, 1, ""), bytes(range(handshake.ENDS_BYTES))
+    packed, seen = bytearray(peer_auth.pack(mine._replace(source=2, purpose="set 0"))), bytearray(ends)
+    for each in (packed, seen):
+        damaged(given, each)  # by somebody who knows the secret
+    greeting, me = handshake.greeting(), handshake.Connector(secret, purpose, bytes(seen), bytes(packed))
+    answer = me.answer(greeting)
+    sent = bytearray(answer)
     damaged(given, sent)  # by somebody who does not
-    claim = peer_auth.read_claim(SECRET, nonce, bytes(sent))
-    assert (claim is None) == (sent != message or secret != SECRET or fields[:8] != peer_auth.MAGIC)
-    verdict = peer_auth.UNKNOWN if claim is None else peer_auth.verdict_on(claim, me)
-    assert verdict != peer_auth.WELCOME or (
-        claim.job == JOB and claim.source > 1 and len(claim.purpose) < 64 and claim.ends == ends
+    told, session = handshake.judge(
+        SECRET, handshake.LINK, ends, greeting, bytes(sent), lambda it: peer_auth.verdict_on(peer_auth.unpack(it), mine)
     )
-    answer = bytearray(peer_auth.answer(SECRET, nonce, bytes(sent), verdict, ends))
-    assert len(answer) == peer_auth.ANSWER_BYTES
-    assert (peer_auth.read_answer(SECRET, nonce, bytes(sent), bytes(answer)) or (None,))[0] == verdict
-    if damaged(given, answer):
-        read, _ = peer_auth.read_answer(SECRET, nonce, bytes(sent), bytes(answer)) or (None, b"")
-        assert read in (None, verdict, peer_auth.UNKNOWN) and (
-            read != peer_auth.WELCOME or verdict == peer_auth.WELCOME
-        )
-        assert read is None or peer_auth.reason(read)
-    greeting = bytearray(peer_auth._GREETING.pack(peer_auth.MAGIC, nonce))
-    damaged(given, greeting)
-    assert (peer_auth.nonce_of(bytes(greeting)) is None) == (greeting[:8] != peer_auth.MAGIC)
+    assert len(sent) == peer_auth.ANSWER_BYTES and len(told) == handshake.VERDICT_BYTES
+    assert (told[0] != handshake.UNKNOWN) == (sent == answer and who > 1)
+    assert (session is not None) == (told[0] == handshake.WELCOME)
+    claim = peer_auth.unpack(bytes(packed))
+    assert session is None or (claim.job == JOB and claim.source > 1 and len(claim.purpose) < 64 and seen == ends)
+    assert _heard(me, told) == told[0] and peer_auth.reason(told[0])
+    changed, greeted = bytearray(told), bytearray(greeting)
+    assert not damaged(given, changed) or _heard(me, bytes(changed)) in (handshake.FALSE, handshake.UNKNOWN)
+    damaged(given, greeted)
+    try:
+        assert me.answer(bytes(greeted)) and greeted[:8] == handshake.MAGIC
+    except handshake.HandshakeError:
+        assert greeted[:8] != handshake.MAGIC
+
+
+def _heard(me: handshake.Connector, told: bytes) -> int:
+    try:
+        me.session(told)
+    except handshake.HandshakeError as error:
+        return error.verdict
+    return handshake.WELCOME
 
 
 def play_address(given: Input) -> None:
@@ -261,7 +267,7 @@ def play_store(given: Input, elastic: bool = False) -> None:
 
 def play_listener(given: Input) -> None:
     """A listener with peers and strangers: who is kept has proved everything that its key says."""
-    peer_auth.os, accepting.time, accepting.Stream = fakes.Os(), fakes.Clock(), fakes.Stream
+    handshake.os, accepting.time, accepting.Stream = fakes.Os(), fakes.Clock(), fakes.Stream
     strangers.time = accepting.time
     made = accepting.Listener.__new__(accepting.Listener)
     made.secret, made.mine = SECRET, peer_auth.Claim(4, JOB, 0, -1, 1, "")
@@ -269,64 +275,61 @@ def play_listener(given: Input) -> None:
     made._wanted, made._kept, made._strangers, made._paused = {}, {}, [], None
     made._lock = nullcontext()
     made._selector.register(made._sock, 1, None)
-    peers: list[tuple[fakes.Socket, tuple[int, str], bool]] = []
+    peers: list[tuple[fakes.Socket, tuple[int, str] | None]] = []
     for _ in range(given.below(7)):
         sock = fakes.Socket(made._selector)
         made._sock.waiting.append(sock)
         made._accept()
-        nonce = peer_auth.nonce_of(bytes(sock.sent))
-        assert nonce is not None
         claim = made.mine._replace(source=given.below(4), purpose="set 0"[: given.below(6)])
-        message = bytearray(peer_auth.make_claim(SECRET if given.below(8) else FALSE_SECRET, claim, nonce))
-        broken = damaged(given, message)
+        secret, ends = SECRET if given.below(8) else FALSE_SECRET, bytes(handshake.ENDS_BYTES)
+        me = handshake.Connector(secret, handshake.LINK, ends, peer_auth.pack(claim))
+        message = bytearray(me.answer(bytes(sock.sent)))
+        true = not damaged(given, message) and secret == SECRET
         ended = bytearray(peer_auth.CONFIRMED + given.take(given.below(3)))
-        broken |= damaged(given, ended)
+        damaged(given, ended)
         sock.comes(bytes(message + ended))
         sock.piece, sock.over = 1 + given.below(200), given.below(8) == 0
-        peers.append((sock, (claim.source, claim.purpose), broken))
+        peers.append((sock, (claim.source, claim.purpose) if true else None))
         for _ in range(given.below(64)):
             stranger = next((each for each in made._strangers if each.sock is sock), None)
             if stranger is not None:
                 made._hear(stranger)
     for key, stream in made._kept.items():
-        assert [key] == [told for sock, told, _ in peers if sock is stream.sock] and key[0] > made.rank
-        assert stream.sock.unread_after(peer_auth.CLAIM_BYTES + 1)  # what follows is the core's
+        assert [key] == [told for sock, told in peers if sock is stream.sock] and key[0] > made.rank
+        assert stream.sock.unread_after(peer_auth.ANSWER_BYTES + 1)  # what follows is the core's
     assert len(made._strangers) + len(made._kept) <= len(peers)
 
 
 def play_dial(given: Input) -> None:
     """The connecting side: whoever is no rank of this job is seen through, whatever it says."""
-    peer_auth.os, connector.time = fakes.Os(), fakes.Clock()
+    handshake.os, connector.time = fakes.Os(), fakes.Clock()
     listening = accepting.Listener.__new__(accepting.Listener)
     listening.secret, listening.mine = SECRET, peer_auth.Claim(4, JOB, 0, -1, 3, "")
     address = places.Address("a", b"hostmark", (places.End("10.0.0.1", 5),))
     call = connector._Dial(listening, 1, address, "set 0")
     sock = call.sock = fakes.Socket(fakes.Selector())
     sock.piece = 1 + given.below(100)
-    nonce = given.take(32).ljust(32, b"\0")
-    greeting = bytearray(peer_auth._GREETING.pack(peer_auth.MAGIC, nonce))
+    greeting = bytearray(handshake.MAGIC + given.take(32).ljust(32, b"\0"))
     damaged(given, greeting)
     sock.comes(bytes(greeting))
     sock.room = 1 << 20 if given.below(16) else given.below(200)
     call._reader = call._greeted
     for _ in range(50):
         call.step()
-    if peer_auth.nonce_of(bytes(greeting)) is None or call.sock is None:
+    if greeting[:8] != handshake.MAGIC or call.sock is None:
         assert not call.done
         return
-    message, verdict = bytes(sock.sent), given.below(9)
-    secret, ends = SECRET if given.below(8) else FALSE_SECRET, bytes(peer_auth.ENDS_BYTES)
-    answer = bytearray(peer_auth.answer(secret, bytes(greeting[8:]), message, verdict, ends))
-    true = peer_auth.read_answer(SECRET, bytes(greeting[8:]), message, bytes(answer)) == (peer_auth.WELCOME, ends)
-    true &= not damaged(given, answer)
-    sock.comes(bytes(answer))
+    answer, verdict = bytes(sock.sent), 1 + given.below(9)
+    secret, ends = SECRET if given.below(8) else FALSE_SECRET, bytes(handshake.ENDS_BYTES)
+    told, session = handshake.judge(secret, handshake.LINK, ends, bytes(greeting), answer, lambda claim: verdict)
+    said = bytearray(told)
+    true = not damaged(given, said) and session is not None
+    sock.comes(bytes(said))
     sock.over = given.below(4) == 0
     for _ in range(50):
         call.step()
-    assert call.done <= true or bytes(answer) == peer_auth.answer(
-        SECRET, bytes(greeting[8:]), message, peer_auth.WELCOME, ends
-    )
-    assert call.done or call.sock is None or call.sock.unread < peer_auth.ANSWER_BYTES
+    assert call.done <= true
+    assert call.done or call.sock is None or call.sock.unread < handshake.VERDICT_BYTES
 
 
 PLAYED = (play_proof, play_address, play_frames, play_store, play_members, play_listener, play_dial)

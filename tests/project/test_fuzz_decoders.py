@@ -23,8 +23,7 @@ def modules_as_they_were(monkeypatch):
     yield
     for module in (decoders.server, decoders.epochs, decoders.strangers, decoders.accepting, decoders.connector):
         module.time = time
-    for module in (decoders.handshake, decoders.peer_auth):
-        module.os = os
+    decoders.handshake.os = os
     decoders.accepting.Stream = STREAM
 
 
@@ -36,7 +35,7 @@ def test_kept_inputs_and_mutations_of_them(target):
 
 
 WEAKENED = [
-    ("proof", decoders.peer_auth.hmac, "compare_digest", lambda one, other: True),
+    ("proof", decoders.handshake.hmac, "compare_digest", lambda one, other: True),
     ("address", decoders.places, "ENDS_MAX", 1000),
     (
         "frames",
@@ -46,13 +45,8 @@ WEAKENED = [
     ),
     ("frames", decoders.framing.Session, "is_true", lambda *said: True),
     ("store", decoders.epochs.Epochs, "check", lambda *said: None),
-    ("listener", decoders.accepting.peer_auth, "verdict_on", lambda claim, expected: decoders.peer_auth.WELCOME),
-    (
-        "dial",
-        decoders.connector.peer_auth,
-        "read_answer",
-        lambda *said: (decoders.peer_auth.WELCOME, bytes(decoders.peer_auth.ENDS_BYTES)),
-    ),
+    ("listener", decoders.accepting.peer_auth, "verdict_on", lambda claim, expected: decoders.handshake.WELCOME),
+    ("dial", decoders.handshake.Connector, "session", lambda *said: decoders.framing.Session()),
 ]
 
 

@@ -1,10 +1,10 @@
 """A peer that has proved itself and says no more: it may be paused, or come again, and is not to be lost."""
 
-from linking import SECRET, carries, claim, close_all, ends, exactly, greeted, listeners, soon, still_links, stranger
+from linking import carries, claiming, close_all, ends, listeners, soon, still_links, stranger, verdict
 from test_links_hostile import settled
 
 from hvdlite import transport
-from hvdlite.security import connection_limits
+from hvdlite.security import connection_limits, handshake
 from hvdlite.transport import peer_auth
 
 
@@ -13,8 +13,8 @@ def test_a_peer_that_proves_itself_and_never_confirms_is_no_stream():
         sock = proved(made[0])
         sock.close()
         assert settled(made[0]) and not made[0]._kept
-        wrong, nonce = greeted(made[0])
-        wrong.sendall(peer_auth.make_claim(SECRET, claim(wrong, target=0), nonce) + b"\x07")
+        wrong, _, answer = claiming(made[0])
+        wrong.sendall(answer + b"\x07")
         assert ends(wrong)
         wrong.close()
         assert not made[0]._kept and still_links(*made)
@@ -22,14 +22,9 @@ def test_a_peer_that_proves_itself_and_never_confirms_is_no_stream():
 
 def proved(made, **changes):
     """A connection whose claim was welcome, before it confirms."""
-    sock, nonce = greeted(made)
-    return welcomed(made, sock, nonce, **changes)
-
-
-def welcomed(made, sock, nonce, **changes):
-    said = peer_auth.make_claim(SECRET, claim(sock, target=made.rank, **changes), nonce)
-    sock.sendall(said)
-    assert peer_auth.read_answer(SECRET, nonce, said, exactly(sock, peer_auth.ANSWER_BYTES))[0] == peer_auth.WELCOME
+    sock, me, answer = claiming(made, **changes)
+    sock.sendall(answer)
+    assert verdict(sock, me) == handshake.WELCOME
     return sock
 
 
@@ -68,9 +63,9 @@ def test_a_peer_that_comes_again_before_it_has_confirmed_replaces_its_first_conn
 
 def test_a_claim_that_is_heard_late_does_not_replace_the_one_that_followed_it():
     with listeners(2) as made:
-        first, nonce = greeted(made[0])
+        first, _, answer = claiming(made[0])
         second = proved(made[0])
-        first.sendall(peer_auth.make_claim(SECRET, claim(first, target=0), nonce))
+        first.sendall(answer)
         assert ends(first)
         first.close()
         assert asked_for(made, second)

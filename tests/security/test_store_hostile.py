@@ -143,12 +143,13 @@ def test_a_handshake_cannot_be_replayed():
         assert exactly(again, handshake.VERDICT_BYTES + 1) == REJECTED
 
 
-def test_a_proof_of_the_server_is_no_proof_of_a_client():
+@pytest.mark.parametrize(("magic", "side"), [(handshake.MAGIC, b"accepts"), (b"hvdlite4", b"connects")])
+def test_a_proof_of_the_server_or_of_another_version_is_no_proof_of_a_client(magic, side):
     with served(2) as store:
         sock = stranger(store)
         greeting, ends = exactly(sock, handshake.GREETING_BYTES), handshake.ends_of(sock.sock, connects=True)
-        body = handshake.MAGIC + bytes(handshake.NONCE_BYTES) + ends
-        sock.sendall(body + handshake.prove(SECRET, b"accepts", handshake.STORE, greeting + body))
+        body = magic + bytes(handshake.NONCE_BYTES) + ends
+        sock.sendall(body + handshake.prove(SECRET, side, handshake.STORE, greeting + body))
         assert exactly(sock, handshake.VERDICT_BYTES + 1) == REJECTED
 
 

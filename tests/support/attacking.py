@@ -13,7 +13,7 @@ BLOCK = b"x" * 50_000
 ZMTP = b"\xff" + bytes(8) + b"\x7f\x03\x01" + b"CURVE".ljust(20, b"\0") + bytes(32)
 CLAIMS = (  # the beginning of a message of 60 MB, as the protocols of a job have it
     ZMTP + b"\x06" + struct.pack(">Q", 60 << 20) + b"\x05HELLO",
-    b"hvdlite4" + bytes(100) + struct.pack("<I", 60 << 20),
+    b"hvdlite5" + bytes(100) + struct.pack("<I", 60 << 20),
     struct.pack(">I", 60 << 20),
     b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 60000000\r\n\r\n",
 )
@@ -86,7 +86,7 @@ class Attack:
                 self._say(sock, b"\0")
 
     def half(self, open_now):
-        for said in (ZMTP[:11], ZMTP, ZMTP + b"\x04\xc8\x05HELLO", b"hvdlite4" + os.urandom(32), os.urandom(2000)):
+        for said in (ZMTP[:11], ZMTP, ZMTP + b"\x04\xc8\x05HELLO", b"hvdlite5" + os.urandom(32), os.urandom(2000)):
             self._come(open_now, said)
         self._over.wait(0.2)
 

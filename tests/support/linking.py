@@ -111,21 +111,24 @@ def stranger(made):
     return socket.create_connection(reach(made), timeout=SECONDS)
 
 
-def greeted(made):
-    """(connection, nonce) after the listener's greeting."""
-    sock = stranger(made)
-    nonce = peer_auth.nonce_of(exactly(sock, peer_auth.GREETING_BYTES))
-    assert nonce is not None
-    return sock, nonce
-
-
-def claim(sock, target, source=7, purpose="test", **changes):
-    """What rank `source` claims over this connection."""
+def claiming(made, proves=handshake.LINK, **changes):
+    """(connection, the connecting side's handshake, its answer) of rank 7 after the listener's greeting."""
     from hvdlite._core import WIRE_VERSION
 
-    changes.setdefault("ends", handshake.ends_of(sock, connects=True))
-    said = {"wire": WIRE_VERSION, "job": JOB, "epoch": 0, "source": source, "target": target, "purpose": purpose}
-    return peer_auth.Claim(**{**said, **changes})
+    said = {"wire": WIRE_VERSION, "job": JOB, "epoch": 0, "source": 7, "target": made.rank, "purpose": "test"}
+    packed = peer_auth.pack(peer_auth.Claim(**{**said, **changes}))
+    sock = stranger(made)
+    me = handshake.Connector(SECRET, proves, handshake.ends_of(sock, connects=True), packed)
+    return sock, me, me.answer(exactly(sock, handshake.GREETING_BYTES))
+
+
+def verdict(sock, me):
+    """What the listener says to the answer, which was sent."""
+    try:
+        me.session(exactly(sock, handshake.VERDICT_BYTES))
+    except handshake.HandshakeError as error:
+        return error.verdict
+    return handshake.WELCOME
 
 
 def ends(sock):
