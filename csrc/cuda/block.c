@@ -43,7 +43,7 @@ static void end(struct hvd_block *block)
 {
     int mode;
     if (block->after)
-        hvd_mark_drop(block->after);
+        hvd_gpu_event_drop(block->after);
     if (hvd_cuda_enter(block->cuda, block->ctx, &mode) == 0) {
         if (block->event)
             block->cuda->EventDestroy(block->event);
@@ -61,7 +61,7 @@ static bool quiet(const struct hvd_block *block)
 {
     int mode;
     if (block->after)
-        return hvd_mark_reached(block->after, NULL) != HVD_AGAIN;
+        return hvd_gpu_event_reached(block->after, NULL) != HVD_AGAIN;
     if (!block->used || hvd_cuda_enter(block->cuda, block->ctx, &mode) != 0)
         return true;
     bool done = block->cuda->EventQuery(block->event) != HVD_CUDA_NOT_READY;
@@ -169,8 +169,8 @@ void *hvd_block_vacant(const struct hvd_block *block)
     return block->after ? block->after->event : block->used ? block->event : NULL;
 }
 
-int hvd_block_fetch(struct hvd_block *block, const struct hvd_mark *behind, uintptr_t to, size_t bytes, void *stream,
-                    struct hvd_error *error)
+int hvd_block_fetch(struct hvd_block *block, const struct hvd_gpu_event *behind, uintptr_t to, size_t bytes,
+                    void *stream, struct hvd_error *error)
 {
     const struct hvd_cuda *cuda = block->cuda;
     void *ctx;
@@ -189,19 +189,19 @@ int hvd_block_fetch(struct hvd_block *block, const struct hvd_mark *behind, uint
     return code;
 }
 
-void hvd_block_give_back(struct hvd_block *block, struct hvd_mark *behind)
+void hvd_block_give_back(struct hvd_block *block, struct hvd_gpu_event *behind)
 {
-    struct hvd_mark *before = block->after;
+    struct hvd_gpu_event *before = block->after;
     if (block->fetched || behind) /* what was before is behind it, too */
         block->after = NULL;
     else
         before = NULL;
     if (behind && !block->fetched) {
-        hvd_mark_keep(behind);
+        hvd_gpu_event_keep(behind);
         block->after = behind;
     }
     if (before)
-        hvd_mark_drop(before);
+        hvd_gpu_event_drop(before);
     pthread_mutex_lock(&lock);
     block->next = vacant;
     vacant = block;

@@ -1,8 +1,8 @@
 /* engine.c - what framework threads ask of an engine: submit, wait, result, forget.
  *
  * A submission is a slot and a push; it wakes the engine thread, or not, as it asks (handle.h, deferred_wake.c). A
- * waiter does the engine's work itself where nobody else does (turn.c), and else sleeps on its handle. In a world of
- * one rank there is no engine thread: who submits does the work at once.
+ * waiter does the engine's work itself where nobody else does (progress.c), and else sleeps on its handle. In a world
+ * of one rank there is no engine thread: who submits does the work at once.
  *
  * Local mistakes in a request are found in validate.c, before anyone else hears of them.
  */
@@ -90,7 +90,7 @@ int hvd_engine_poll(struct hvd_engine *engine, int64_t handle)
     if (!slot)
         return HVD_EHANDLE;
     if (hvd_slot_state(slot) == HVD_SLOT_DONE)
-        return slot->behind && hvd_mark_reached(slot->behind, NULL) == HVD_AGAIN ? HVD_AGAIN : HVD_OK;
+        return slot->behind && hvd_gpu_event_reached(slot->behind, NULL) == HVD_AGAIN ? HVD_AGAIN : HVD_OK;
     if (engine->alone && hvd_turn_take(engine))
         hvd_turn_run(engine);
     hvd_engine_kick(engine); /* it may have been submitted quietly, and a poll promises that it goes on */
@@ -190,7 +190,7 @@ int hvd_engine_behind(struct hvd_engine *engine, int64_t handle, void *stream, s
         return hvd_fail(error, HVD_EHANDLE, HVD218 "this handle is unknown, or not finished");
     if (slot->behind && atomic_load(&engine->failed)) /* it may have ended there without its peers */
         return hvd_fail(error, engine->failure.code, "%s", engine->failure.text);
-    return slot->behind ? hvd_mark_follow(slot->behind, stream, error) : HVD_OK;
+    return slot->behind ? hvd_gpu_event_follow(slot->behind, stream, error) : HVD_OK;
 }
 
 /* Of a result that may be fetched; NULL: error says why not. */
@@ -223,8 +223,8 @@ int hvd_engine_reached(struct hvd_engine *engine, const struct hvd_slot *slot, u
     int code = HVD_OK;
     hvd_error_none(&error);
     uint64_t since_ns = slot->behind ? hvd_now_ns() : 0;
-    while (slot->behind && (code = hvd_mark_reached(slot->behind, &error)) == HVD_AGAIN && hvd_now_ns() < until_ns &&
-           !atomic_load(&engine->failed))
+    while (slot->behind && (code = hvd_gpu_event_reached(slot->behind, &error)) == HVD_AGAIN &&
+           hvd_now_ns() < until_ns && !atomic_load(&engine->failed))
         usleep(ON_DEVICE_US);
     if (slot->behind)
         hvd_count(engine, HVD_COUNT_exposed_ns, (int64_t)(hvd_now_ns() - since_ns));

@@ -5,7 +5,7 @@
  * while the engine thread has nothing to do. Only its holder may touch what the turn owns. Exactly two things
  * cross: the submission queue and the handle word (handle.h); abort and leave are single words.
  *
- *   turn.c            the token; state/wake.c: who sleeps and who wakes whom; lifecycle/thread.c: the engine thread
+ *   progress.c            the token; state/wake.c: who sleeps and who wakes whom; lifecycle/thread.c: the engine thread
  *   process_set.h     one process set: what it agrees on and what it moves
  *   shm_votes.c       votes inside a host; host_votes/: between hosts, and small tensors that travel with them
  *   drain.c           requests go to the coordinators; execution/: agreed work goes to planes
@@ -173,7 +173,7 @@ struct hvd_engine {
     _Atomic uint64_t alarm_ns;     /* when the engine thread shall look around at the latest; 0: when there is news */
     _Atomic uint32_t turn;         /* 0 free, 1 held */
     _Atomic uint32_t asleep_alone; /* stands in for the seat's word in a world of 1 */
-    _Atomic uint32_t dozing;       /* not 0: the engine thread is to look by itself every millisecond, see turn.c */
+    _Atomic uint32_t dozing;       /* not 0: the engine thread is to look by itself every millisecond, see progress.c */
     _Atomic bool
         bell_masked; /* the engine thread does not hear its bell, see stream_watch.c; written under bell_lock */
     _Atomic uint32_t listening; /* 1: the holder of the turn sleeps, and its bell wakes it; see stream_watch.c */
@@ -331,7 +331,7 @@ int hvd_record_write(struct hvd_engine *engine, const char *folder, bool guarded
 void hvd_rotate_in(int in, const char *name, uint64_t job, uint64_t epoch);
 int hvd_engine_keep(struct hvd_engine *engine, const char *path, uint64_t *job, uint64_t *epoch); /* as hvd_rotate */
 
-/* turn.c */
+/* progress.c */
 bool hvd_turn_once(struct hvd_engine *engine); /* by the holder: one pass over everything; true: something moved */
 bool hvd_turn_take(struct hvd_engine *engine); /* try */
 /* By a waiter: try a little, unless done(self); the engine thread gives way. */

@@ -49,7 +49,7 @@ struct hvd_lineup {
 
 /* A work that was launched on a device; see device_watch.c. */
 struct hvd_watched {
-    struct hvd_mark *behind;
+    struct hvd_gpu_event *behind;
     const struct hvd_open_plane *by;
     struct hvd_key key; /* and the rest of its first tensor */
     int kind, root, peer;

@@ -1,4 +1,4 @@
-/* fusion.c - cut a plan into buckets.
+/* fusion.c - tensor fusion: cut a plan into buckets.
  *
  * Allreduces that one reduction can serve (same op, dtype, scales and plane flag) travel together up to
  * bucket_bytes. A class of such items keeps one bucket open while others pass, so that a bfloat16 gradient

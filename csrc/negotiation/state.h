@@ -90,7 +90,7 @@ struct hvd_mine {
     struct hvd_signature signature;
 };
 
-/* A list of slots that is done again and again (pattern.c). */
+/* A list of slots that is done again and again (steady_state.c). */
 struct hvd_pattern {
     /* AGREED */
     uint32_t *list;
@@ -167,7 +167,7 @@ void hvd_mine_announce(struct hvd_coord *coord, uint32_t ticket);
 void hvd_mine_withdraw(struct hvd_coord *coord, uint32_t ticket);  /* no longer FRESH */
 void hvd_mine_renumber(struct hvd_coord *coord, uint64_t unnamed); /* my unnamed requests start here */
 
-/* pattern.c. Agreed, but for what is said of mine: */
+/* steady_state.c. Agreed, but for what is said of mine: */
 void hvd_pattern_plan(struct hvd_coord *coord, uint32_t ahead, uint64_t round); /* the next so many are due */
 bool hvd_pattern_adopt(struct hvd_coord *coord, const struct hvd_vote *agreed); /* a proposed list, if it can be */
 void hvd_pattern_forget(struct hvd_coord *coord); /* my outstanding requests go back to bits */

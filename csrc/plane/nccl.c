@@ -86,13 +86,13 @@ static int go_on(struct hvd_nccl_plane *plane, struct hvd_work *work, bool *prog
         if (code != HVD_OK)
             return code;
     }
-    struct hvd_mark *mark = hvd_nccl_device_mark(plane->device, error);
+    struct hvd_gpu_event *mark = hvd_nccl_device_mark(plane->device, error);
     if (!mark)
         return error->code;
     if (plane->last)
-        hvd_mark_drop(plane->last);
+        hvd_gpu_event_drop(plane->last);
     plane->last = mark;
-    hvd_mark_keep(mark);
+    hvd_gpu_event_keep(mark);
     mark->before = plane->before;
     plane->before = NULL;
     work->behind = mark;
@@ -163,7 +163,7 @@ static void close_plane(void *self)
         usleep(50);
     part(self, false);
     if (plane->before)
-        hvd_mark_drop(plane->before);
+        hvd_gpu_event_drop(plane->before);
     hvd_nccl_disconnect(plane);
     free(plane->host_of);
     free(plane);

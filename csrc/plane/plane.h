@@ -9,7 +9,7 @@
 
 #include "../base/base.h"
 #include "../algo/algo.h"
-#include "../cuda/mark.h"
+#include "../cuda/gpu_event.h"
 #include "../base/wait.h"
 #include "../link/link.h"
 
@@ -52,9 +52,10 @@ struct hvd_work {
                                  may now. NULL: so may all */
     void *vacant;             /* on a device: and what they write, after this event; NULL: at once */
     int device;               /* on which device this rank's pieces lie, counted from 1; 0: it has none */
-    struct hvd_mark *behind; /* on a device, set by the poll that says HVD_OK: the work lies on the device's stream, and
-                                the memory may be touched behind this mark; a reference that is the caller's */
-    uint64_t room[24];       /* the plane's own state for this work; start may assume nothing about it */
+    struct hvd_gpu_event
+        *behind;       /* on a device, set by the poll that says HVD_OK: the work lies on the device's stream, and
+                     the memory may be touched behind this mark; a reference that is the caller's */
+    uint64_t room[24]; /* the plane's own state for this work; start may assume nothing about it */
 };
 
 /* What of it crosses between ranks, as counts and traces tell it: the values once. */

@@ -7,7 +7,7 @@
  *   flat                  under 32 KB: copy in, one word, everybody sums everything
  *   halves                reduce-scatter and allgather through a ring of slots
  *   direct                all tensors in plane memory: each rank reduces its slice in place, for all
- *   allgather, barrier, broadcast: spread.c, broadcast.c; alltoall, reducescatter: exchange.c
+ *   allgather, barrier, broadcast: allgather.c, broadcast.c; alltoall, reducescatter: exchange.c
  *
  * Reading order: lane.h (the shared words and the rule of flow), pipeline.c, allreduce.c, then the rest. All
  * sums are taken in rank order, so every way gives the same bits. Memory: two shares of the host, opened here

@@ -20,7 +20,7 @@ _OF_TORCH = "hvdlite.as_horovod.torch"
 _LAUNCH = "hvdlite.as_horovod.launch"
 
 MADE_OF: dict[str, tuple[str, ...]] = {
-    "horovod": ("hvdlite.as_horovod.top",),
+    "horovod": ("hvdlite.as_horovod.horovod",),
     "horovod.common": ("hvdlite.as_horovod.basics",),
     "horovod.common.basics": ("hvdlite.as_horovod.basics",),
     "horovod.common.exceptions": ("hvdlite.errors",),

@@ -27,7 +27,7 @@ import hvdlite.torch as hvd
 from ..errors.user_warning import warn
 from . import weights
 from .checkpoint_values import alike, exchanged, plain
-from .finish import Finish
+from .optimizer_step import StageUpdate
 from .state import Item, apply, assembled, changes, item, items, of_group, part
 
 _ENTRY = "pipeline/lr_scheduler/{}"
@@ -39,7 +39,7 @@ class Saved:
     """The four methods of a Pipeline."""
 
     module: torch.nn.Module
-    finish: Finish
+    finish: StageUpdate
     weights: weights.Policy
     scaler: Any
     micro_batches: int

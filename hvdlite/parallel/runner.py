@@ -28,7 +28,7 @@ from . import schedule as schedules
 from .checkpoint import Saved
 from .chunk import Chunk
 from .edge import Edge
-from .finish import Finish, digests, ties_of
+from .optimizer_step import StageUpdate, digests, ties_of
 from .settings import agree, check_parts, chosen, named, number_of, same_start
 from .stage import chunks_on
 from .structure import copied, joined
@@ -131,7 +131,7 @@ class Pipeline(Saved):
         if averaged is not None:
             same_start(stage, averaged)
         model = [self._line, *(mesh.group(each) for each in mesh.shape if each not in axes)]
-        self.finish = Finish(
+        self.finish = StageUpdate(
             stage, optimizer, self.stage, averaged, model, ties, name, lr_scheduler, scaler, clip, timeout
         )
         self._batches, self._since = 0, 0  # mini-batches; how many when the pipeline was last empty

@@ -24,10 +24,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from .draft import Draft
-from .events import time_of as time
 from .links import Links
 from .proof import Proof, prove  # now, not when it is asked for: importing the module would take the function's name
 from .registry import algorithm, make
+from .simulator import time_of as time
 from .table import PlanError, Table
 
 if TYPE_CHECKING:

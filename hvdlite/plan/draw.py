@@ -14,9 +14,9 @@ from typing import Any
 
 from ..parallel import drawing
 from ..parallel.schedule import Timeline
-from .events import of_table
 from .links import Links
 from .pipeline import Played
+from .simulator import of_table
 from .table import COPY, FOLD, HOW, Table
 
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7f7f7f", "#8c564b")

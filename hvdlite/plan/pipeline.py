@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from ..parallel import schedule
-from .events import Tasks
+from .simulator import Tasks
 
 
 class Played(NamedTuple):

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .prediction import Job, Prediction
-    from .simulation import Played
+    from .step_simulation import Played
 
 HELP = "predict the time of a step on more ranks from a recorded job"
 WRONG = 2

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .timeline import Floats
+from .rank_timeline import Floats
 
 RARE = 0.05  # of the most frequent size
 CLASS_MIN = 5  # buckets

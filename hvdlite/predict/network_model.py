@@ -79,9 +79,9 @@ def _latency(hosts: int, two: float) -> float:
 def of_plan(name: str, place: Cluster, link: tuple[float, float], biggest: float) -> Cost:
     """The algorithm of that name, or file, played where each rank is a host with its ports, or on a bus; four sizes,
     between them lines. Raises PlanError, ValueError."""
-    from ..plan.events import time_of
     from ..plan.links import Links
     from ..plan.registry import file, make
+    from ..plan.simulator import time_of
 
     if place.ranks == 1:
         return lambda size: 0.0

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .timeline import RankTimeline, Span
+from .rank_timeline import RankTimeline, Span
 
 SEEN = 0.2
 MATTERS = 0.03  # of a step

@@ -27,7 +27,7 @@ from .fit import Fit, fit
 from .network_model import MEDIA, Cluster, Cost, cost, crowd, of_plan
 from .recording import Recording, RecordingError
 from .recording import load as read
-from .simulation import Played, Setting, drawn_again, play
+from .step_simulation import Played, Setting, drawn_again, play
 
 WIRES = {"none": 1.0, "fp16": 0.5, "bf16": 0.5}
 RANKS_MAX = 10_000

@@ -23,8 +23,8 @@ from ..errors.codes import uncoded
 from ..trace.events import BadRecord
 from ..trace.report.read import NONE, Folder, RankFile, ReadError
 from .phases import MATTERS, Draw, Phase, computed, look_for_waits, phases_of, told_waits
+from .rank_timeline import BYTES_MAX, Floats, RankTimeline, Span, Times, clean, read
 from .replicas import as_ranks, copies
-from .timeline import BYTES_MAX, Floats, RankTimeline, Span, Times, clean, read
 
 SKIP, STEPS_MIN, COMMON = 5, 5, 0.9
 UNSTEADY = 0.2  # of the median step

@@ -11,9 +11,9 @@ import bisect
 import re
 from collections import Counter
 
-from .timeline import RankTimeline, Span, Times
+from .rank_timeline import RankTimeline, Span, Times
 
-GRADIENTS = re.compile(r"\.grads_\d+of\d+( \(set \d+\))?$")  # as parallel/finish.py names them
+GRADIENTS = re.compile(r"\.grads_\d+of\d+( \(set \d+\))?$")  # as parallel/optimizer_step.py names them
 NAME = "gradients of all stages"
 
 

@@ -64,7 +64,7 @@ def run(order: ServerOptions, source: Source, announce: Callable[[str], None]) -
     curve.bounded(router, SILENCE_MS)
     router.linger = 0
     router.router_handover = 1  # a worker that connects again has the name that it had
-    gate = keys.listen(router, order.host)
+    proxy = keys.listen(router, order.host)
     poller.register(router, zmq.POLLIN)
     poller.register(source.fileno(), zmq.POLLIN)
     left = functools.partial(_left, zmq, router)
@@ -75,7 +75,7 @@ def run(order: ServerOptions, source: Source, announce: Callable[[str], None]) -
         for worker, frames in answers:
             send(router, [b"%d" % worker, *frames])
 
-    announce(gate.address)
+    announce(proxy.address)
     while os.getppid() == parent:
         for ready, _ in poller.poll(_LOOK_MS):
             if ready is router:
@@ -86,7 +86,7 @@ def run(order: ServerOptions, source: Source, announce: Callable[[str], None]) -
             elif source.ended(lambda number, text: answer(state.server_gone(number, text))):
                 parent = -1
     context.destroy(linger=0)
-    gate.close()
+    proxy.close()
 
 
 def _take(zmq: Any, router: Any, state: protocol.Protocol, answer: Callable[[list[protocol.Answer]], None]) -> None:

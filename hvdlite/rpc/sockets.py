@@ -27,7 +27,7 @@ from ..ops.objects import allgather_object, broadcast_object
 from ..process_sets import open
 from ..security import signed_pickle
 from ..security.curve import Door, Keys, bounded, zmq_for
-from ..security.zmq_gate import Gate
+from ..security.zmq_proxy import Proxy
 from ..system import open_files
 from ..system.interrupts import Deferred
 
@@ -48,13 +48,13 @@ class Sockets:
         open_files.allow(6 * size, f"rank {rank}", f"for calls of {size} ranks")  # 2 sockets each, 3 bells
         self._context = self._zmq.Context()
         self._context.max_sockets = size + 16
-        self.gate: Gate | None = None
+        self.proxy: Proxy | None = None
         try:
             self._open()
         except BaseException:
             self._context.destroy(linger=0)
-            if self.gate is not None:
-                self.gate.close()
+            if self.proxy is not None:
+                self.proxy.close()
             raise
         self._bell, self._rung = socket.socketpair()
         self._bell.setblocking(False)
@@ -72,8 +72,8 @@ class Sockets:
         self._router = self._socket(zmq.ROUTER)
         keys.serve(self._router, self.rank)
         self._router.router_handover = 1  # a rank that connects again has the name that it had
-        self.gate = keys.listen(self._router, ip)
-        ends = allgather_object(self.gate.address, name="hvd.rpc.start")
+        self.proxy = keys.listen(self._router, ip)
+        ends = allgather_object(self.proxy.address, name="hvd.rpc.start")
         self._dealers = []
         for rank, end in enumerate(ends):
             dealer = self._socket(zmq.DEALER)
@@ -209,8 +209,8 @@ class Sockets:
         self._bell.close()
         self._rung.close()
         self._context.destroy(linger=linger_ms)
-        if self.gate is not None:
-            self.gate.close()
+        if self.proxy is not None:
+            self.proxy.close()
 
 
 def name_of(rank: int) -> bytes:

@@ -1,6 +1,6 @@
 """Limits of connections that have not authenticated yet, for every port of a job.
 
-The store, the rendezvous of hosts, the listeners of ranks, the gate of hvd.rpc and hvd.ps, and the pages over HTTP all
+The store, the rendezvous of hosts, the listeners of ranks, the proxy of hvd.rpc and hvd.ps, and the pages over HTTP all
 accept by `accepted`. There is room for STRANGERS_MAX connections that have proved nothing. The oldest makes room for
 the newest, so holding connections open locks no client out. Each has HANDSHAKE_S, and no more than BYTES_MAX of what it
 sends is kept. Nothing here waits: one thread serves a port by non-blocking sockets.

@@ -14,7 +14,7 @@ import hmac
 from typing import Any
 
 from ..errors import HvdInitError
-from . import connection_limits, zmq_gate
+from . import connection_limits, zmq_proxy
 
 MESSAGE_MAX = 64 << 20  # bytes of a frame; the sender of a larger one is cut off
 _HANDSHAKE_MS = int(1000 * connection_limits.HANDSHAKE_S)
@@ -42,9 +42,9 @@ class Keys:
 
     keys = Keys(secret, "rpc", zmq_for("hvd.rpc"))
     keys.serve(router, number=3)  # before it listens
-    gate = keys.listen(router, "10.0.0.3")
+    proxy = keys.listen(router, "10.0.0.3")
     keys.connect_to(dealer, number=3)
-    keys.connect(dealer, gate.address)
+    keys.connect(dealer, proxy.address)
     """
 
     def __init__(self, secret: bytes, purpose: str, zmq: Any) -> None:
@@ -62,9 +62,9 @@ class Keys:
         socket.curve_publickey, socket.curve_secretkey = self._pair(f"server {number}")
         socket.handshake_ivl = _HANDSHAKE_MS
 
-    def listen(self, socket: Any, host: str) -> zmq_gate.Gate:
+    def listen(self, socket: Any, host: str) -> zmq_proxy.Proxy:
         """Binds this socket behind a port at `host`. Close what is returned after the socket. OSError: no port."""
-        return zmq_gate.listen(socket, host, self._name)
+        return zmq_proxy.listen(socket, host, self._name)
 
     def connect_to(self, socket: Any, number: int) -> None:
         """A client will connect this socket to server `number`."""
@@ -75,7 +75,7 @@ class Keys:
     def connect(self, socket: Any, address: str) -> None:
         """A client connects this socket to the server that listens at `address`."""
         socket.ipv6 = "[" in address
-        socket.connect(zmq_gate.way_to(address, self._name(address)))
+        socket.connect(zmq_proxy.way_to(address, self._name(address)))
 
     def _name(self, address: str) -> str:
         """Of the unix socket behind this address: no other process can take it before."""

@@ -1,8 +1,8 @@
 /* count.h - how many instructions does this take? Sections of a count_*.c program, counted by valgrind's callgrind.
  *
- * tests/tools/counts.py starts the program under callgrind and divides what it counted between begin and end by `times`,
- * which the program prints. Only the thread that began is counted. Without valgrind the sections do nothing, so a
- * count program also runs by itself, as a check that it works.
+ * tests/tools/counts.py starts the program under callgrind and divides what it counted between begin and end by
+ * `times`, which the program prints. Only the thread that began is counted. Without valgrind the sections do nothing,
+ * so a count program also runs by itself, as a check that it works.
  */
 #ifndef HVD_TEST_COUNT_H
 #define HVD_TEST_COUNT_H

@@ -1,7 +1,7 @@
 /* count_section.c - the two calls of count.h for a program in another language, as a shared library.
  *
- * tests/tools/count_hook.py loads it. They are functions here because what valgrind understands are instructions that only
- * a C compiler can place.
+ * tests/tools/count_hook.py loads it. They are functions here because what valgrind understands are instructions that
+ * only a C compiler can place.
  */
 #include "count.h"
 

@@ -74,8 +74,8 @@ int gpus_finish(const struct gpus_seat *seat, struct hvd_work *work, struct hvd_
         return code;
     while ((code = seat->plane->settle(seat->nccl, error)) == HVD_AGAIN)
         sched_yield();
-    CHECK(code != HVD_OK || hvd_mark_reached(work->behind, error) == HVD_OK, "%s", error->text);
-    hvd_mark_drop(work->behind);
+    CHECK(code != HVD_OK || hvd_gpu_event_reached(work->behind, error) == HVD_OK, "%s", error->text);
+    hvd_gpu_event_drop(work->behind);
     return code;
 }
 

@@ -106,15 +106,15 @@ static void waits_for_tensors(const struct hvd_plane_arg *world, void *more)
     CHECK(code == HVD_OK && work.behind, "%s", error.text);
     hvd_world_meet(world); /* all have put it on their streams */
     CHECK(plane->settle(seat.nccl, &error) == HVD_AGAIN && value[0] == 1, "it was not ready");
-    CHECK(hvd_mark_reached(work.behind, &error) == HVD_AGAIN, "so nobody is told that it is");
+    CHECK(hvd_gpu_event_reached(work.behind, &error) == HVD_AGAIN, "so nobody is told that it is");
     hvd_world_meet(world);
     value[0] = value[1] = value[2] = 5;
     gpus_open_gate(gate);
     while ((code = plane->settle(seat.nccl, &error)) == HVD_AGAIN)
         sched_yield();
     CHECK(code == HVD_OK && value[2] == 5 * (float)world->size, "%g", (double)value[2]);
-    CHECK(hvd_mark_reached(work.behind, &error) == HVD_OK, "%s", error.text);
-    hvd_mark_drop(work.behind);
+    CHECK(hvd_gpu_event_reached(work.behind, &error) == HVD_OK, "%s", error.text);
+    hvd_gpu_event_drop(work.behind);
     hvd_world_meet(world);
     plane->close(seat.nccl);
     seat.nccl = NULL;

@@ -171,7 +171,7 @@ static void never_gets_through(const struct hvd_plane_arg *world, void *more)
         hvd_now_ns() > open_ns ? gpus_open_gate(gate) : (void)sched_yield();
     gpus_open_gate(gate);
     if (code == HVD_OK) {
-        hvd_mark_drop(work.behind);
+        hvd_gpu_event_drop(work.behind);
     } else {
         CHECK(code == HVD_ETIMEOUT && hvd_now_ns() > open_ns &&
                   strstr(error.text, "NCCL has not connected the 2 ranks of this set for a collective "
@@ -227,7 +227,7 @@ static void is_left_behind(const struct hvd_plane_arg *world, void *more)
     CHECK(plane->start(seat.nccl, &work, &error) == HVD_OK, "%s", error.text);
     while (!work.behind)
         CHECK(plane->poll(seat.nccl, &work, &progress, &error) >= 0, "%s", error.text);
-    hvd_mark_drop(work.behind);
+    hvd_gpu_event_drop(work.behind);
     hvd_world_meet(world);
     uint64_t began = hvd_now_ns(), until = began + 60000000000u;
     plane->part(seat.nccl, true);

@@ -78,7 +78,7 @@ EXEMPT = {  # (file, function or class.function): reason
     ("hvdlite/ps/table.py", "Table.saved: print"): "the text is made a line above, with its code",
     ("hvdlite/_core/ffi_build.py", "declarations"): "while the package is built; it is not installed then",
     ("hvdlite/_core/request.py", "tell_of_devices"): OTHERS,
-    ("hvdlite/security/zmq_gate.py", "Gate._judge"): NO_TEXT,
+    ("hvdlite/security/zmq_proxy.py", "Proxy._judge"): NO_TEXT,
     ("hvdlite/transport/http_server.py", "Port._hear"): NO_TEXT,
     ("hvdlite/data/rows.py", "_sliced"): NO_TEXT,
     ("hvdlite/keras/optimizer.py", "Distributed.__getattr__"): PYTHONS,

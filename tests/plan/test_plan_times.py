@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from hvdlite.plan import Draft, Links, PlanError, make, prove, time
-from hvdlite.plan.events import CURSORS, busy
 from hvdlite.plan.generators.grid import themis_orders
 from hvdlite.plan.links import from_json
 from hvdlite.plan.pack import least_cut, pack
+from hvdlite.plan.simulator import CURSORS, busy
 from hvdlite.plan.table import HOW
 
 ROOT = Path(__file__).resolve().parents[2]

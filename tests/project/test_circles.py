@@ -6,7 +6,7 @@ from test_house import CSRC, complain, read
 
 # Circles that are left. The list may only become shorter.
 LEFT = [
-    {"negotiation/pattern.c", "negotiation/cache.c"},
+    {"negotiation/steady_state.c", "negotiation/cache.c"},
     {"kernel/cpu_dispatch.c", "kernel/multi_output.c"},
     {"plane/nccl/device.c", "plane/nccl/end.c"},
     {"tensorflow/inflight.c", "tensorflow/kernel.c", "tensorflow/wait.c"},
@@ -64,9 +64,9 @@ def test_the_table_of_folders_is_read_and_kept():
     assert allowed == {"state": set(), "execution": {"state"}, "engine": {"execution", "state"}}
     graph = {
         "engine/execution/w.c": {"engine/state/s.c", "engine/execution/v.c", "base/g.c"},
-        "api.c": {"engine/turn.c"},
+        "api.c": {"engine/progress.c"},
     }
-    graph["engine/turn.c"] = {"engine/execution/w.c"}
+    graph["engine/progress.c"] = {"engine/execution/w.c"}
     assert callgraph.trespasses(graph, allowed) == []
-    graph["engine/state/s.c"] = {"engine/turn.c"}
-    assert callgraph.trespasses(graph, allowed) == ["engine/state/s.c calls engine/turn.c: state may call []"]
+    graph["engine/state/s.c"] = {"engine/progress.c"}
+    assert callgraph.trespasses(graph, allowed) == ["engine/state/s.c calls engine/progress.c: state may call []"]

@@ -254,7 +254,7 @@ def test_a_new_life_and_what_is_left():
 def test_strangers_change_nothing():
     hvd.rpc.start()
     us = calls.running()
-    end = us.sockets.gate.address
+    end = us.sockets.proxy.address
     with (
         socket.create_connection((end[6:].split(":")[0], int(end.rpartition(":")[2]))) as raw,
         zmq.Context() as context,

@@ -17,7 +17,7 @@ pytest.importorskip("plotly", reason="the dashboard is drawn by plotly: pip inst
 pytest.importorskip("zmq", reason="hvd.rpc and hvd.ps need pyzmq")
 SECONDS = 60.0 if EVERYTHING else 0.5
 MEMORY = 20_000_000 if EVERYTHING else 4_000_000  # the short form sends less
-DESCRIPTORS = 3 * connection_limits.STRANGERS_MAX + 32  # a stranger at a gate has a connection to ZeroMQ, too
+DESCRIPTORS = 3 * connection_limits.STRANGERS_MAX + 32  # a stranger at a proxy has a connection to ZeroMQ, too
 # Rank 0 steps and opens ports of agents and links. Told a port, it connects there as a member does, and says so.
 JOB = """
 import sys, threading, time
@@ -26,7 +26,7 @@ import zmq
 import hvdlite as hvd
 from hvdlite import config, ps
 from hvdlite.rendezvous import store_client
-from hvdlite.security import zmq_gate
+from hvdlite.security import zmq_proxy
 from hvdlite.launcher.control import registration
 from hvdlite.transport import connector, listener
 from hvdlite.ps import cluster
@@ -36,7 +36,7 @@ hvd.init()
 hvd.rpc.start(threads=1)
 table = ps.Table("t", 100, 2, ps.Add())
 secret, store, over = bytes(32), config.load().values, threading.Event()
-zmq_gate.way_to = lambda address, name: address  # as from another host
+zmq_proxy.way_to = lambda address, name: address  # as from another host
 
 def links(at):
     one, other = made[at], listener.listen(("127.0.0.1", 1), secret, 7, 0, 1 - at)
@@ -50,7 +50,7 @@ def links(at):
 def agent(at):
     registration.report(place.address, secret, {"host": 1}, time.monotonic() + 20)[0].close()
 
-def at_gate(keys, address):
+def at_proxy(keys, address):
     with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
         dealer.linger, dealer.routing_id = 0, b"probe"
         events = dealer.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED)
@@ -78,10 +78,10 @@ if hvd.rank() == 0:
     place = registration.Registration(secret, "127.0.0.1")
     made = [listener.listen(("127.0.0.1", 1), secret, 7, 0, 0)]
     us, them = calls.running(), cluster._serving
-    of_rpc, of_ps = port_of(us.sockets.gate.address), port_of(them.addresses[0])
+    of_rpc, of_ps = port_of(us.sockets.proxy.address), port_of(them.addresses[0])
     of_agents, of_links = place.address[1], made[0].known.ends[0].port
-    at_rpc = lambda at: at_gate(us.sockets.door._keys, us.sockets.gate.address)
-    at_ps = lambda at: at_gate(cluster.curve.Keys(them._secret, "ps", zmq), them.addresses[0])
+    at_rpc = lambda at: at_proxy(us.sockets.door._keys, us.sockets.proxy.address)
+    at_ps = lambda at: at_proxy(cluster.curve.Keys(them._secret, "ps", zmq), them.addresses[0])
     threading.Thread(target=probes, daemon=True).start()
 step = 0
 while not hvd.broadcast(np.array([over.is_set()]), 0)[0]:

@@ -58,8 +58,8 @@ for _ in range(3):
     model(torch.ones(2, 512)).sum().backward()
 gradient = model.module.weight.grad
 wanted = gradient.clone()
-from hvdlite.torch.distributed import buckets
-assert any(block is not None for _, block, _ in buckets._moved.values())
+from hvdlite.torch.distributed import bucket_memory
+assert any(block is not None for _, block, _ in bucket_memory._moved.values())
 dist.destroy_process_group()
 assert torch.equal(gradient, wanted)
 def child(queue):

@@ -15,7 +15,7 @@ from torch import nn  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
 import hvdlite.torch as hvd  # noqa: E402
-from hvdlite.torch.distributed import buckets  # noqa: E402
+from hvdlite.torch.distributed import bucket_memory  # noqa: E402
 
 PATIENCE_S = 90.0  # the first DDP of a process imports the compiler
 
@@ -262,13 +262,13 @@ def test_the_same_as_over_gloo(case):
 @as_ranks(2, 3)
 def test_buckets_move_to_plane_memory(views):
     """They are freed with the model; a gradient that lies in one keeps it."""
-    least, buckets.LEAST_BYTES = buckets.LEAST_BYTES, 1 << 10
+    least, bucket_memory.LEAST_BYTES = bucket_memory.LEAST_BYTES, 1 << 10
     try:
         compare(lambda: ddp(gradient_as_bucket_view=views, bucket_cap_mb=0.02))
         with backend("hvdlite"):
             model = DistributedDataParallel(network(), gradient_as_bucket_view=views, bucket_cap_mb=0.02)
             trained(model)
-            moved = [storage for storage, block, _ in buckets._moved.values() if block is not None]
+            moved = [storage for storage, block, _ in bucket_memory._moved.values() if block is not None]
             assert len(moved) > 1 and hvd.memory_stats()["arena"] > 0
             kept = next(model.parameters()).grad
             wanted = kept.clone()
@@ -276,7 +276,7 @@ def test_buckets_move_to_plane_memory(views):
             gc.collect()
             assert torch.equal(kept, wanted) and sum(each.expired() for each in moved) >= len(moved) - 1
     finally:
-        buckets.LEAST_BYTES = least
+        bucket_memory.LEAST_BYTES = least
 
 
 @as_ranks(2, 4)

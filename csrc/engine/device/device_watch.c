@@ -6,9 +6,9 @@
  *
  * Of each set what was launched and has not ended, as far as is known, stands in a queue, for it ends in that order.
  * The first is watched. Time counts from when the device has come to the mark that lies behind what this work waited
- * for (mark.h, `before`), as far as the ticks of the clock can tell: then the work is all that keeps the stream. What
- * the user computes on the device before it is no stall, however long that takes; nor is another set's work in front of
- * it, which that set watches.
+ * for (gpu_event.h, `before`), as far as the ticks of the clock can tell: then the work is all that keeps the stream.
+ * What the user computes on the device before it is no stall, however long that takes; nor is another set's work in
+ * front of it, which that set watches.
  *
  * The queue is emptied when the plane finds that all is done, and looked through when it is long; so it holds what is
  * under way and not much more.
@@ -28,16 +28,16 @@ const struct hvd_watched *hvd_watch_first(const struct hvd_set *set)
 /* The first is done with. */
 static void pop(struct hvd_watch *watch)
 {
-    hvd_mark_drop(watch->work[watch->head].behind);
+    hvd_gpu_event_drop(watch->work[watch->head].behind);
     watch->head++;
     watch->count--;
     watch->stands_ns = 0;
 }
 
-static bool has_ended(const struct hvd_mark *mark)
+static bool has_ended(const struct hvd_gpu_event *mark)
 {
     struct hvd_error ignored = {0};
-    return hvd_mark_reached(mark, &ignored) != HVD_AGAIN; /* of a failure the plane tells */
+    return hvd_gpu_event_reached(mark, &ignored) != HVD_AGAIN; /* of a failure the plane tells */
 }
 
 static struct hvd_watched *push(struct hvd_watch *watch)
@@ -65,7 +65,7 @@ void hvd_watch_launched(struct hvd_engine *engine, struct hvd_set *set)
     const struct hvd_plan_item *item = hvd_work_item(set, 0);
     const struct hvd_slot *slot = hvd_work_slot(engine, item);
     struct hvd_watched *watched = push(&set->watch);
-    hvd_mark_keep(moving->work.behind);
+    hvd_gpu_event_keep(moving->work.behind);
     watched->behind = moving->work.behind;
     watched->by = moving->by;
     watched->key = item->key;
@@ -84,7 +84,7 @@ void hvd_watch_look(struct hvd_set *set, uint64_t now_ns)
         pop(watch);
     if (!watch->count || watch->stands_ns)
         return;
-    const struct hvd_mark *before = watch->work[watch->head].behind->before;
+    const struct hvd_gpu_event *before = watch->work[watch->head].behind->before;
     if (!before || has_ended(before))
         watch->stands_ns = now_ns;
 }

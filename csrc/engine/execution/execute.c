@@ -27,7 +27,7 @@ static void pop(struct hvd_set *set, uint32_t items)
 
 /* behind: of a work that lies on a device's stream. */
 static void finish(struct hvd_engine *engine, struct hvd_set *set, const struct hvd_plan_item *item,
-                   struct hvd_mark *behind, int code, const char *text, uint64_t now_ns)
+                   struct hvd_gpu_event *behind, int code, const char *text, uint64_t now_ns)
 {
     const struct hvd_slot *slot = hvd_work_slot(engine, item);
     if (hvd_steps_aside(slot))
@@ -38,7 +38,7 @@ static void finish(struct hvd_engine *engine, struct hvd_set *set, const struct 
     if (!slot)
         return;
     if (behind) {
-        hvd_mark_keep(behind);
+        hvd_gpu_event_keep(behind);
         engine->handles.slot[item->ticket].behind = behind;
     }
     hvd_handles_finish(&engine->handles, item->ticket, code, text);
@@ -267,7 +267,7 @@ bool hvd_work_step(struct hvd_engine *engine, struct hvd_set *set)
     for (uint32_t i = 0; i < moving->items; i++)
         finish(engine, set, hvd_work_item(set, i), moving->work.behind, HVD_OK, NULL, now_ns);
     if (moving->work.behind)
-        hvd_mark_drop(moving->work.behind);
+        hvd_gpu_event_drop(moving->work.behind);
     moving->work.behind = NULL;
     if (moving->lineup && moving->lineup->device)
         moving->asked_for -= moving->items;

@@ -3,7 +3,7 @@
  * It sleeps in epoll, on its bell, what calls it alone, the clock of deferred_wake.c, what asks for a flight record,
  * the store, the peers' pidfds and the streams that stream_watch.c arms. Each time it wakes it looks at what needs no
  * turn (a death, silence, an inquiry), and tries for the turn; if somebody else has it, that thread does the work
- * (turn.c).
+ * (progress.c).
  */
 #define _GNU_SOURCE
 #include "../engine.h"

@@ -38,7 +38,7 @@ static void slot_clear(struct hvd_handles *handles, struct hvd_slot *slot)
     if (slot->block)
         hvd_block_give_back(slot->block, slot->behind);
     if (slot->behind)
-        hvd_mark_drop(slot->behind);
+        hvd_gpu_event_drop(slot->behind);
     slot->block = NULL;
     slot->behind = NULL;
     slot->text = NULL;

@@ -1,8 +1,8 @@
 /* wake.c - sleeping and waking: the engine thread's bell, and the token that is the turn.
  *
  * This is the lowest file of the turn. It calls no other file of the engine, so every file of the engine may call it.
- * turn.c has what the holder of the turn does, stream_watch.c how it sleeps on streams, thread.c the loop of the engine
- * thread.
+ * progress.c has what the holder of the turn does, stream_watch.c how it sleeps on streams, thread.c the loop of the
+ * engine thread.
  */
 #include "../engine.h"
 

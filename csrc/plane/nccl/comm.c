@@ -206,7 +206,7 @@ static int too_late(const struct hvd_nccl_plane *plane, struct hvd_error *error)
 /* By what the work that is being launched waits for on the device. */
 static bool held_up(const struct hvd_nccl_plane *plane)
 {
-    return plane->before && hvd_mark_reached(plane->before, NULL) == HVD_AGAIN;
+    return plane->before && hvd_gpu_event_reached(plane->before, NULL) == HVD_AGAIN;
 }
 
 int hvd_nccl_settled(struct hvd_nccl_plane *plane, const char *what, struct hvd_error *error)
@@ -233,11 +233,11 @@ int hvd_nccl_settle(struct hvd_nccl_plane *plane, struct hvd_error *error)
 {
     if (!plane->last)
         return HVD_OK;
-    int code = hvd_mark_reached(plane->last, error), settled = hvd_nccl_settled(plane, "do a collective", error);
+    int code = hvd_gpu_event_reached(plane->last, error), settled = hvd_nccl_settled(plane, "do a collective", error);
     if (settled < 0)
         return settled;
     if (code == HVD_OK) {
-        hvd_mark_drop(plane->last);
+        hvd_gpu_event_drop(plane->last);
         plane->last = NULL;
     }
     return code;

@@ -4,8 +4,8 @@
  * in which it was put, whichever set it belongs to. The context is the device's primary one, which is that of every
  * framework, so that addresses and events of theirs mean the same here.
  *
- * Marks (cuda/mark.h) are made when they are needed and come back when nobody holds them; a handle may hold one longer
- * than its set lives, so a device lives as long as its marks are held.
+ * Marks (cuda/gpu_event.h) are made when they are needed and come back when nobody holds them; a handle may hold one
+ * longer than its set lives, so a device lives as long as its marks are held.
  *
  * A device is taken by the first set that has a tensor there and given back with the last; the table has a lock,
  * because sets are opened and closed by threads of the caller. To use a device its context is made current, for as
@@ -91,7 +91,7 @@ static void end(const struct hvd_cuda *cuda, struct hvd_nccl_device *device)
     *at = device->next;
     bool current = hvd_cuda_enter(cuda, device->ctx, &mode) == 0;
     while (device->marks) {
-        struct hvd_mark *mark = device->marks;
+        struct hvd_gpu_event *mark = device->marks;
         device->marks = mark->next;
         if (current)
             cuda->EventDestroy(mark->event);
@@ -113,11 +113,11 @@ void hvd_nccl_device_drop(struct hvd_nccl_device *device)
     pthread_mutex_unlock(&lock);
 }
 
-static void take_back(struct hvd_mark *mark)
+static void take_back(struct hvd_gpu_event *mark)
 {
     struct hvd_nccl_device *device = mark->owner;
     if (mark->before)
-        hvd_mark_drop(mark->before);
+        hvd_gpu_event_drop(mark->before);
     mark->before = NULL;
     pthread_mutex_lock(&lock);
     mark->next = device->marks;
@@ -127,10 +127,10 @@ static void take_back(struct hvd_mark *mark)
 }
 
 /* One that nobody holds, or NULL. Whoever holds it holds the device. */
-static struct hvd_mark *used_mark(struct hvd_nccl_device *device)
+static struct hvd_gpu_event *used_mark(struct hvd_nccl_device *device)
 {
     pthread_mutex_lock(&lock);
-    struct hvd_mark *mark = device->marks;
+    struct hvd_gpu_event *mark = device->marks;
     if (mark)
         device->marks = mark->next;
     device->users++;
@@ -138,16 +138,16 @@ static struct hvd_mark *used_mark(struct hvd_nccl_device *device)
     return mark;
 }
 
-struct hvd_mark *hvd_nccl_device_mark(struct hvd_nccl_device *device, struct hvd_error *error)
+struct hvd_gpu_event *hvd_nccl_device_mark(struct hvd_nccl_device *device, struct hvd_error *error)
 {
     enum { NO_TIMING = 2 };
     const struct hvd_cuda *cuda = hvd_cuda_load(error);
-    struct hvd_mark *mark = used_mark(device);
+    struct hvd_gpu_event *mark = used_mark(device);
     int code = HVD_OK;
     if (!mark) {
         mark = calloc(1, sizeof *mark);
         HVD_ASSERT(mark);
-        *mark = (struct hvd_mark){.cuda = cuda, .ctx = device->ctx, .release = take_back, .owner = device};
+        *mark = (struct hvd_gpu_event){.cuda = cuda, .ctx = device->ctx, .release = take_back, .owner = device};
         code = check(cuda->EventCreate(&mark->event, NO_TIMING), "make an event", error);
         if (code != HVD_OK) {
             free(mark);
@@ -159,7 +159,7 @@ struct hvd_mark *hvd_nccl_device_mark(struct hvd_nccl_device *device, struct hvd
     code = check(cuda->EventRecord(mark->event, device->stream), "record an event", error);
     if (code == HVD_OK)
         return mark;
-    hvd_mark_drop(mark);
+    hvd_gpu_event_drop(mark);
     return NULL;
 }
 

@@ -42,7 +42,7 @@ struct hvd_nccl_end {
     uint64_t until_ns; /* to finish; then it is aborted */
     _Atomic uint32_t over, references;
     struct hvd_nccl_device *device; /* of one that is left behind */
-    struct hvd_mark *mark;          /* behind all that lies there; NULL: its abort is not over */
+    struct hvd_gpu_event *mark;     /* behind all that lies there; NULL: its abort is not over */
     struct hvd_nccl_end *next;
 };
 
@@ -135,11 +135,11 @@ static bool over(struct hvd_nccl_plane *plane)
     return !end || ended;
 }
 
-static bool reached(const struct hvd_mark *mark, uint64_t patience_ns)
+static bool reached(const struct hvd_gpu_event *mark, uint64_t patience_ns)
 {
     uint64_t until_ns = hvd_now_ns() + patience_ns;
     int code = HVD_AGAIN;
-    while (mark && (code = hvd_mark_reached(mark, NULL)) == HVD_AGAIN && hvd_now_ns() < until_ns)
+    while (mark && (code = hvd_gpu_event_reached(mark, NULL)) == HVD_AGAIN && hvd_now_ns() < until_ns)
         usleep(50);
     return code == HVD_OK;
 }
@@ -147,10 +147,10 @@ static bool reached(const struct hvd_mark *mark, uint64_t patience_ns)
 /* After an abort: has the device come to the end of what was put there? What it has not, may yet be touched. */
 static bool drained(struct hvd_nccl_device *device)
 {
-    struct hvd_mark *mark = hvd_nccl_device_mark(device, NULL);
+    struct hvd_gpu_event *mark = hvd_nccl_device_mark(device, NULL);
     bool is = reached(mark, DRAINING_NS);
     if (mark)
-        hvd_mark_drop(mark);
+        hvd_gpu_event_drop(mark);
     return is;
 }
 
@@ -185,7 +185,7 @@ bool hvd_nccl_recovered(bool patient)
             continue;
         }
         *at = end->next;
-        hvd_mark_drop(end->mark);
+        hvd_gpu_event_drop(end->mark);
         hvd_nccl_device_drop(end->device);
         drop(end);
         hvd_cuda_recover();
@@ -210,7 +210,7 @@ void hvd_nccl_disconnect(struct hvd_nccl_plane *plane)
     else if (plane->end)
         drop(plane->end);
     if (plane->last)
-        hvd_mark_drop(plane->last);
+        hvd_gpu_event_drop(plane->last);
     plane->end = NULL;
     plane->last = NULL;
     plane->multiplied = -1;

@@ -15,8 +15,8 @@
 
 /* A device that sets of this process use. There is one stream for all of them. */
 struct hvd_nccl_device {
-    int ordinal, users;     /* sets, and marks that somebody holds */
-    struct hvd_mark *marks; /* that nobody holds */
+    int ordinal, users;          /* sets, and marks that somebody holds */
+    struct hvd_gpu_event *marks; /* that nobody holds */
     int handle;
     void *ctx, *stream;
     struct hvd_cuda_uuid uuid;
@@ -57,12 +57,13 @@ struct hvd_nccl_plane {
     struct hvd_nccl_device *device;
     int mode; /* of enter, for leave */
     void *comm;
-    struct hvd_nccl_end *end; /* of the communicator, which somebody is at; NULL: there is none to end, or not yet */
-    bool parted, aborted;     /* what is on devices ends; by force */
-    uint64_t part_until_ns;   /* who is not done by then is left behind */
-    struct hvd_mark *last;    /* behind the latest work on the stream; NULL: all are done */
-    struct hvd_mark *before;  /* of the work that is being launched: behind what it waits for; NULL: not there yet */
-    struct hvd_nccl_id id;    /* of the communicator; numbered: this rank, its first, has got it */
+    struct hvd_nccl_end *end;   /* of the communicator, which somebody is at; NULL: there is none to end, or not yet */
+    bool parted, aborted;       /* what is on devices ends; by force */
+    uint64_t part_until_ns;     /* who is not done by then is left behind */
+    struct hvd_gpu_event *last; /* behind the latest work on the stream; NULL: all are done */
+    struct hvd_gpu_event
+        *before;           /* of the work that is being launched: behind what it waits for; NULL: not there yet */
+    struct hvd_nccl_id id; /* of the communicator; numbered: this rank, its first, has got it */
     bool numbered, connected;
     uint64_t since_ns; /* since when NCCL goes on in the background; 0: it does not, as far as is known */
     enum hvd_nccl_stage stage;
@@ -80,7 +81,7 @@ struct hvd_nccl_plane {
 struct hvd_nccl_device *hvd_nccl_device_take(int ordinal, struct hvd_error *error);
 void hvd_nccl_device_drop(struct hvd_nccl_device *device);
 /* A mark at this point of its stream. With the device current. NULL: error says why. */
-struct hvd_mark *hvd_nccl_device_mark(struct hvd_nccl_device *device, struct hvd_error *error);
+struct hvd_gpu_event *hvd_nccl_device_mark(struct hvd_nccl_device *device, struct hvd_error *error);
 /* The device is the current one of this thread, until leave. */
 int hvd_nccl_enter(struct hvd_nccl_plane *plane, struct hvd_error *error);
 void hvd_nccl_leave(struct hvd_nccl_plane *plane);

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 
 from .. import draw, registry, units
-from ..events import CURSORS, time_of
 from ..links import Links, from_json
 from ..proof import places, prove
+from ..simulator import CURSORS, time_of
 from ..table import KINDS, SUMS, PlanError, Table
 from . import text
 

@@ -31,7 +31,7 @@ from ...ops.objects import broadcast_object
 from ...process_sets import process_set
 from ...rendezvous.bootstrap import Met
 from ...rendezvous.discovery import BY_HAND, Place
-from . import buckets
+from . import bucket_memory
 from .tensors import POOL
 
 
@@ -239,7 +239,7 @@ class WorldGroup:
         self._sets.clear()
         self._groups.clear()
         POOL.clear()
-        buckets.forget()
+        bucket_memory.forget()
 
 
 JOB = WorldGroup()

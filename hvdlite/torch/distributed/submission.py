@@ -18,7 +18,7 @@ from torch._C._distributed_c10d import Store, Work, _create_work_from_future  # 
 
 from ... import _core
 from ...process_sets.process_set import ProcessSet, number_of
-from . import buckets, futures
+from . import bucket_memory, futures
 from .tensors import Part, device_terms, dtype_of, place_of
 from .work import DONE, HOLDS, HvdWork, named, ranged
 
@@ -147,5 +147,5 @@ class Submission:
 def _addresses(kind: int, source: torch.Tensor, target: torch.Tensor | None) -> tuple[int, int]:
     """Where the core reads, and where it writes. A bucket of DDP's may be known to it by an address of its own."""
     if kind == _core.ALLREDUCE and futures.in_backward():
-        return (place := buckets.address_of(source)), place
+        return (place := bucket_memory.address_of(source)), place
     return source.data_ptr(), 0 if target is None else target.data_ptr()

@@ -1,12 +1,12 @@
-/* mark.c - has a device got to a mark, and how does another stream wait for it?
+/* gpu_event.c - has a device reached an event, and how does another stream wait for it?
  *
  * Both ask CUDA's driver, in the context of the mark's own device, which is this thread's current one for as long as
  * that takes. A framework's stream that waits for a mark does so on the device: the thread that says so goes on; where
  * that stream is being captured, the driver shall see it, so that is not hidden from it as our own calls are.
  */
-#include "mark.h"
+#include "gpu_event.h"
 
-int hvd_mark_reached(const struct hvd_mark *mark, struct hvd_error *error)
+int hvd_gpu_event_reached(const struct hvd_gpu_event *mark, struct hvd_error *error)
 {
     int mode, code = hvd_cuda_enter(mark->cuda, mark->ctx, &mode);
     if (code != 0)
@@ -18,7 +18,7 @@ int hvd_mark_reached(const struct hvd_mark *mark, struct hvd_error *error)
     return code == 0 ? HVD_OK : hvd_cuda_failed(code, "do a collective", error);
 }
 
-int hvd_mark_follow(const struct hvd_mark *mark, void *stream, struct hvd_error *error)
+int hvd_gpu_event_follow(const struct hvd_gpu_event *mark, void *stream, struct hvd_error *error)
 {
     void *ctx;
     int code = mark->cuda->CtxPushCurrent(mark->ctx);

@@ -1,4 +1,4 @@
-/* pattern.c - what was done twice will be done again: agreement becomes a counter.
+/* steady_state.c - what was done twice will be done again: agreement becomes a counter.
  *
  * Training submits the same tensors in the same order, step after step. Rank 0 records what it submits: named
  * allreduces in no group, by slot, until the first of them comes again; then it compares. When the sequence has come

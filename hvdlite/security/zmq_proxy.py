@@ -1,12 +1,12 @@
-"""Gate before ZeroMQ: libzmq bounds neither connections nor what a client sends before it has authenticated.
+"""Proxy before ZeroMQ: libzmq bounds neither connections nor what a client sends before it has authenticated.
 
 So a socket of hvd.rpc and hvd.ps listens at a unix socket, which the kernel opens to processes of the same user alone,
-and members on the same host connect there. The port for the other hosts belongs to a `Gate`, a thread that passes bytes
-on. It opens a connection to ZeroMQ once the first byte is one of ZMTP, and counts until ZeroMQ has sent READY: the
-client has proved then that it holds a key of the job (CURVE). Before that, connection_limits.py bounds number, time and
-bytes.
+and members on the same host connect there. The port for the other hosts belongs to a `Proxy`, a thread that passes
+bytes on. It opens a connection to ZeroMQ once the first byte is one of ZMTP, and counts until ZeroMQ has sent READY:
+the client has proved then that it holds a key of the job (CURVE). Before that, connection_limits.py bounds number, time
+and bytes.
 
-The gate keeps at most one block in each direction, and reads no more until it is sent. The price is a copy of what
+The proxy keeps at most one block in each direction, and reads no more until it is sent. The price is a copy of what
 other hosts send and receive; messages within a host do not pass through here.
 """
 
@@ -30,7 +30,7 @@ _HANDSHAKE_BYTES = 1024  # from ZeroMQ, within which it comes
 _LAST_WORDS_S = 1.0  # for what ZeroMQ has sent before it closed
 
 
-def listen(router: Any, host: str, named: Callable[[str], str]) -> Gate:
+def listen(router: Any, host: str, named: Callable[[str], str]) -> Proxy:
     """Binds a socket of ZeroMQ to a unix socket behind a port at `host`. named: gives the (abstract) name of the unix
     socket behind an address. OSError: no port."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -41,14 +41,14 @@ def listen(router: Any, host: str, named: Callable[[str], str]) -> Gate:
         host, port = listener.getsockname()[:2]
         address = f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
         router.bind(f"ipc://@{named(address)}")
-        return Gate(listener, address, named(address))
+        return Proxy(listener, address, named(address))
     except BaseException:
         listener.close()
         raise
 
 
 def way_to(address: str, name: str) -> str:
-    """Where to connect to the socket behind a gate: its unix socket if that is on this host, else the gate."""
+    """Where to connect to the socket behind a proxy: its unix socket if that is on this host, else the proxy."""
     with socket.socket(socket.AF_UNIX) as near, contextlib.suppress(OSError):
         near.settimeout(1.0)
         near.connect(f"\0{name}")
@@ -68,7 +68,7 @@ class _Passage:
         self.is_ending = False
 
 
-class Gate:
+class Proxy:
     """Passes on what comes to `listener` until `close`."""
 
     def __init__(self, listener: socket.socket, address: str, name: str) -> None:
@@ -84,7 +84,7 @@ class Gate:
         for source in (listener, self._woken):
             source.setblocking(False)
             self._selector.register(source, selectors.EVENT_READ)
-        self._thread = threading.Thread(target=self._serve, name="hvdlite gate", daemon=True)
+        self._thread = threading.Thread(target=self._serve, name="hvdlite proxy", daemon=True)
         self._thread.start()
 
     def close(self) -> None:

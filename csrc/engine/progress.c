@@ -1,4 +1,4 @@
-/* turn.c - who runs the engine, who sleeps, and who wakes whom.
+/* progress.c - the progress engine: who runs it, who sleeps, and who wakes whom.
  *
  * THE TURN is a token: one atomic word. Its holder passes over everything (abort word, submissions, and of each
  * process set the votes and the moving bucket) again and again while anything moves. The engine thread holds it when

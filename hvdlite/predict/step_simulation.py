@@ -1,4 +1,4 @@
-"""Simulation of steps on n ranks: a few hundred, each made of recorded pieces.
+"""Simulation of training steps on n ranks: a few hundred, each made of recorded pieces.
 
 Each rank draws one recorded step: when its gradients were ready, and how long it went on behind the last one. As many
 ranks as were recorded draw the same one together, since what slows a host slows all of it. A gradient is agreed when
@@ -18,8 +18,8 @@ import numpy as np
 
 from .fit import Fit
 from .network_model import Cost
+from .rank_timeline import Floats
 from .recording import Recording
-from .timeline import Floats
 
 STEPS, PICTURE_STEPS, SHOWN = 200, 5, 16
 STRETCHES = 8  # of a recording

@@ -68,7 +68,7 @@ def _bits(t: torch.Tensor) -> bytes:
     return t.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
 
 
-class Finish:
+class StageUpdate:
     """The update of one stage. data: the set over which gradients are averaged, or None; model: the sets over which
     this model lies in parts, the pipeline's line first. clip: the largest norm of a gradient; None: any."""
 

@@ -1,4 +1,4 @@
-/* spread.c - allgather and barrier, as ways of the pipeline.
+/* allgather.c - allgather and barrier, as ways of the pipeline.
  *
  * How do ranks with different amounts to give stay in step? Each rank's input is one stream, its pieces one
  * after the other; segment i holds the i-th slice of every stream, and there are as many segments as the longest
