@@ -18,7 +18,7 @@ from ..ops import Average, op_of
 from ..ops.arguments import NoneCompressor, compress
 from ..process_sets.process_set import ProcessSet, global_process_set
 from ..torch.ops import plain
-from ..torch.optimizer.initial_check import sum_of_bits
+from ..torch.optimizer.gradient_memory import sum_of_bits
 from .arguments import check_terms
 from .initial_check import DataCheck, StartCheck
 from .list_check import SAME_GRADIENTS, Listed, compare

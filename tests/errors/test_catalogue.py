@@ -131,7 +131,7 @@ EXEMPT = {  # (file, function or class.function): reason
     ("hvdlite/torch/elastic/state.py", "StateHandler.restore"): ABSTRACT,
     ("hvdlite/torch/elastic/state.py", "StateHandler.sync"): ABSTRACT,
     ("hvdlite/torch/elastic/state.py", "StateHandler.take"): ABSTRACT,
-    ("hvdlite/torch/optimizer/names.py", "grouped"): "a DeprecationWarning, which says what to write instead",
+    ("hvdlite/torch/optimizer/factory.py", "grouped"): "a DeprecationWarning, which says what to write instead",
     ("hvdlite/trace/events.py", "_whole"): QUOTED,
     ("hvdlite/trace/events.py", "_text"): QUOTED,
     ("hvdlite/trace/events.py", "_record"): QUOTED,

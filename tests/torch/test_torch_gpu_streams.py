@@ -17,7 +17,7 @@ import hvdlite.torch as hvd
 from hvdlite import _core
 from hvdlite.as_horovod.small_functions import env
 from hvdlite.torch.device import CudaDevice
-from hvdlite.torch.optimizer import streams
+from hvdlite.torch.optimizer import hooks
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -51,14 +51,14 @@ class Machine:
         self.at = before
 
     @contextlib.contextmanager
-    def there(self, noter=streams.Writers.noter):
+    def there(self, noter=hooks.Writers.noter):
         """Parameters lie on a GPU, and its streams are these."""
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(streams, "_address", lambda device: self.at)
+            patch.setattr(hooks, "_address", lambda device: self.at)
             patch.setattr(torch.cuda, "current_stream", lambda device: self.all[self.at])
             patch.setattr(torch.cuda, "stream", self.on)
             patch.setattr(gpus.Pretended, "ready", lambda device: (0, self.asked.append(self.at)))
-            patch.setattr(streams.Writers, "noter", lambda own, parameter, number: noter(own, OnGpu(), number))
+            patch.setattr(hooks.Writers, "noter", lambda own, parameter, number: noter(own, OnGpu(), number))
             yield self
 
 
@@ -166,7 +166,7 @@ def test_a_compressed_gradient_is_made_on_the_stream_on_which_it_was_written():
 
 
 def test_a_parameter_of_the_cpu_notes_nothing():
-    writers = streams.Writers()
+    writers = hooks.Writers()
     assert writers.noter(torch.nn.Parameter(torch.ones(1)), 0) is None
     assert writers.elsewhere(0) is None
     writers.join([0])

@@ -13,7 +13,7 @@ import torch
 from ranks import as_ranks
 
 import hvdlite.torch as hvd
-from hvdlite.torch.optimizer import sparse
+from hvdlite.torch.optimizer import gradient_memory
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -255,7 +255,7 @@ def test_a_sparse_gradient_goes_there_with_its_indices():
 
 
 def test_a_sparse_gradient_without_rows_lies_where_its_parameter_does():
-    nothing = sparse.no_rows(torch.empty(4, 2, device="meta"), 1)
+    nothing = gradient_memory.no_rows(torch.empty(4, 2, device="meta"), 1)
     assert nothing.device.type == "meta" and nothing.is_sparse and nothing.shape == (4, 2)
 
 

@@ -169,9 +169,9 @@ def test_a_skip_that_was_interrupted_goes_on_with_the_next_call():
 
 @as_ranks(2)
 def test_a_skip_that_a_signal_handler_interrupts_when_it_has_been_sent_is_not_sent_twice(monkeypatch):
-    from hvdlite.torch.optimizer import grouping
+    from hvdlite.torch.optimizer import buckets
 
-    send = grouping.send_skip
+    send = buckets.send_skip
 
     def interrupted_at_once(wire, number):
         handles = send(wire, number)
@@ -180,7 +180,7 @@ def test_a_skip_that_a_signal_handler_interrupts_when_it_has_been_sent_is_not_se
         return handles
 
     def interrupt(world):
-        monkeypatch.setattr(grouping, "send_skip", interrupted_at_once)
+        monkeypatch.setattr(buckets, "send_skip", interrupted_at_once)
         kept = signal.signal(signal.SIGUSR2, lambda *_: [][0])
         with pytest.raises(IndexError):
             world.optimizer.zero_grad()

@@ -16,9 +16,9 @@ from typing import Any
 
 import torch
 
-from ..optimizer.adasum import Delta
-from ..optimizer.aliasing import owner_of
 from ..optimizer.failed_backward import forget
+from ..optimizer.gradient_memory import owner_of
+from ..optimizer.methods import Delta
 from ..optimizer.reducer import Exchange
 
 _Kept = dict[str, dict[int, Any]]

@@ -28,7 +28,7 @@ import itertools
 import sys
 import threading
 import weakref
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch._compile import _disable_dynamo
@@ -36,10 +36,13 @@ from torch.autograd.function import BackwardCFunction
 
 from ...errors import OUTCOMES, HvdError
 
+if TYPE_CHECKING:
+    from .reducer import Exchange
+
 _serials = itertools.count()
 _of_task: dict[int, Backward] = {}
 _of_thread: dict[int, Backward] = {}
-_together: weakref.WeakKeyDictionary[Participant, weakref.WeakSet[Participant]]  # in every pass of the one, so far
+_together: weakref.WeakKeyDictionary[Exchange, weakref.WeakSet[Exchange]]  # in every pass of the one, so far
 _together = weakref.WeakKeyDictionary()
 
 task_number = torch._C._current_graph_task_id  # -1 outside of autograd's engine
@@ -72,34 +75,6 @@ def uncompiled(function: Any) -> Any:
         return _disable_dynamo(function)
 
 
-class Participant(Protocol):
-    """What a backward pass asks of the exchange of an optimizer; `serial` is the same on all ranks."""
-
-    serial: int
-    failed: list[Participant] | None
-
-    def left(self, backward: Backward) -> bool:
-        """The pass is over; whether a round is complete and to be waited for."""
-
-    def abandoned(self, backward: Backward) -> None:
-        """The pass has ended with an exception."""
-
-    def send_rest(self) -> None:
-        """Send what has yet to travel in this round; does not wait."""
-
-    def land(self) -> Exception | None:
-        """Wait for the round; its first failure."""
-
-    def fail(self, reached: list[Participant]) -> None:
-        """Our round ends with a failed pass, which has reached these."""
-
-    def falls(self, backward: Backward) -> bool:
-        """Of a pass that has failed for others: is it, on other ranks, the last of our window, too?"""
-
-    def interrupted(self, backward: Backward) -> None:
-        """A signal handler, mostly, has raised while the end of the pass was dealt with."""
-
-
 class Backward:
     """One pass that a user started, with everything nested in it."""
 
@@ -107,7 +82,7 @@ class Backward:
         self.serial = next(_serials)
         self.outer: int | None = None  # its task, once known
         self.tasks: list[int] = []
-        self.participants: list[Participant] = []
+        self.participants: list[Exchange] = []
         self.scouts: list[Any] = []
         self.thread = threading.get_ident()
         self.over = False  # it has ended well
@@ -246,7 +221,7 @@ def refuse_compiled(task: int) -> None:
         )
 
 
-def left_by(participant: Participant) -> None:
+def left_by(participant: Exchange) -> None:
     """The optimizer is at another point of its script: what it takes part in has ended, if with an exception."""
     for backward in list(_of_thread.values()):
         if participant in backward.participants and backward.thread == threading.get_ident():

@@ -1,4 +1,4 @@
-"""End of a round on all ranks when the backward pass of one has raised.
+"""End of a round on all ranks when the backward pass of one has raised, and steps that one rank has missed.
 
 The user catches the exception to go on with the next batch. Some gradients are under way by then and the other ranks
 wait for the rest, so a rank that only went on would be one round behind for good, and one that sent what it has would
@@ -12,7 +12,7 @@ the end of backward only.
 
 Later nothing can be skipped: all has been added up, the others get their averages, and step. A signal handler may
 still raise while this rank waits, or steps. Then it is *behind*: step() makes up for it, and to drop the gradients is
-an error that says so.
+an error that says so. What another exception of the script has left is found by the next round (`Untaken`).
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from ..ops import plain
 
 if TYPE_CHECKING:
     from ...training.gradient_tracker import GradientBook
-    from .backward_pass import Backward, Participant
+    from .backward_pass import Backward
+    from .buckets import Carrier
     from .gradient_codec import Flight, Wire
-    from .grouping import Carrier
     from .hooks import Hooks
-    from .missed_step import Untaken
     from .reducer import Exchange
 
+PRIORITY = -(2**31)  # of the gradient that reports a missed step: no other has it
 UNTAKEN = (
     "completed a round of gradients. The other ranks complete this round and take the step, and without it the "
     "weights of this rank would differ. The averages are available: go on to optimizer.step(), after what your loop "
@@ -53,7 +53,9 @@ TORN = (
 _NOTE = -1  # in the book: the agreement on what travels in this round is under way
 _SHAPE = (0,) * 8  # as many dimensions as there can be
 _SHOWN = 3
-_SAID = re.compile(r"(ranks? \d[\d, and-]*?)(?: said|:) (?:(?!ranks? \d)[^\n])*?" + re.escape(str(list(_SHAPE))))
+_SAID = r"(ranks? \d[\d, and-]*?)(?: said|:) (?:(?!ranks? \d)[^\n])*?"
+_SKIPPED = re.compile(_SAID + re.escape(str(list(_SHAPE))))
+_MISSED = re.compile(f"{_SAID}{PRIORITY}")
 _NAMED = re.compile(r"tensor '(?:(?:grouped_)?allreduce\.)?([^']*)'")
 
 
@@ -74,7 +76,7 @@ def send_skipped_group(wire: Wire, numbers: Sequence[int], name: str) -> list[Ha
 
 def told(error: Exception) -> HvdMismatchError | None:
     """The error that says which rank has skipped the pass, if that is why the exchange failed."""
-    found = _SAID.search(str(error)) if isinstance(error, HvdMismatchError) else None
+    found = _SKIPPED.search(str(error)) if isinstance(error, HvdMismatchError) else None
     if found is None:
         return None
     named = _NAMED.search(str(error))
@@ -174,7 +176,7 @@ class Skipping:
     hooks: Hooks
     carrier: Carrier
     in_flight: dict[int, Flight]
-    failed: list[Participant] | None
+    failed: list[Exchange] | None
     skips: Skips
     behind: str | None
     void: Mark | None
@@ -190,23 +192,36 @@ class Skipping:
     def _over(self, calm: bool) -> None:
         """The round is over."""
 
-    def fail(self, reached: list[Participant]) -> None:
-        """See Participant."""
+    def _settle(self) -> None:
+        """After an exception: what was handed over is under way, and nothing else, whatever had been noted by then."""
+        for number, flight in list(self.in_flight.items()):
+            if flight.begun():
+                self.book.sent(number)
+            else:
+                del self.in_flight[number]
+
+    def _missing(self) -> list[int]:
+        """Gradients of a round that are not under way."""
+        numbered, sent = enumerate(self.wire.parameters), self.in_flight
+        return [n for n, each in numbered if n not in sent and (each.requires_grad or each.grad is not None)]
+
+    def fail(self, reached: list[Exchange]) -> None:
+        """Our round ends with a failed pass, which has reached these."""
         self.failed, self.void = reached, Mark(self.wire)
 
     def falls(self, backward: Backward) -> bool:
-        """See Participant: elsewhere the pass reaches us, and our round waits for this rank."""
+        """Of a pass that has failed for others: is it, on other ranks, the last of our window, too?"""
         return self.failed is None and self.book.closes() and not self.book.under_way()
 
     def interrupted(self, backward: Backward) -> None:
-        """See Participant: an exception came while the end of a pass was dealt with."""
+        """A signal handler, mostly, has raised while the end of the pass was dealt with."""
         with self._lock:
             self._closed(backward)
             self.left_behind()
 
     def left_behind(self, within: bool = False) -> None:
         """An exception, no outcome of the round, has come: the others may step without us. within: as we did."""
-        settle(self)
+        self._settle()
         if self.behind is VOID:
             return
         untaken = self.lost is None and (self.book.under_way() or self.book.complete)
@@ -229,7 +244,7 @@ class Skipping:
     def skip(self) -> None:
         """Send skips in the place of what is not under way. May be called again after an exception, as `skipped`."""
         with self._lock, torch.no_grad():
-            left = missing(self)
+            left = self._missing()
             self.skips.send(self.carrier, self.carrier.at_once(left))
             if self.wire.shares is not None:
                 self.wire.shares.mine()  # which the others wait for, too
@@ -256,22 +271,7 @@ class Skipping:
 
     def _skip_lacking(self) -> None:
         """As `skip`, of what is frozen on this rank and not on every rank, and of what depends on that."""
-        self.skips.send(self.carrier, [*missing(self), *self.wire.agreement.lacking(self.wire.names)])
-
-
-def settle(exchange: Skipping) -> None:
-    """After an exception: what was handed over is under way, and nothing else, whatever had been noted by then."""
-    for number, flight in list(exchange.in_flight.items()):
-        if flight.begun():
-            exchange.book.sent(number)
-        else:
-            del exchange.in_flight[number]
-
-
-def missing(exchange: Skipping) -> list[int]:
-    """Gradients of a round that are not under way."""
-    numbered, sent = enumerate(exchange.wire.parameters), exchange.in_flight
-    return [n for n, each in numbered if n not in sent and (each.requires_grad or each.grad is not None)]
+        self.skips.send(self.carrier, [*self._missing(), *self.wire.agreement.lacking(self.wire.names)])
 
 
 def skip(exchange: Exchange) -> None:
@@ -310,3 +310,44 @@ def land_all(waits: Iterable[Callable[[], object]]) -> Exception | None:
                 raise
             failure = failure or error
     return failure
+
+
+class Untaken:
+    """A round whose step is not taken yet, and the first of the parameters as it was then.
+
+    No other rank sees an exception of the user's script between backward and step on one rank: the averages are there,
+    the other ranks step with them, and the script may catch it and go on with the next batch. So a rank remembers that
+    a round was completed and no step taken since. All ranks may have that in common: GradScaler skips a step, several
+    rounds add up, a generator's pass reaches the discriminator, a loss is no number. If not, one of them has missed a
+    step.
+
+    That is reported with the next round, at no cost where there is nothing to report: the gradient of one parameter has
+    a priority then that no gradient has, the ranks disagree on it, and each has the error. It lasts until the ranks are
+    made equal: by a state that is loaded or broadcast, or by any write to the parameter. A comm hook sends what it
+    likes, so with `register_comm_hook` nothing is reported.
+    """
+
+    def __init__(self, parameters: Sequence[torch.Tensor]) -> None:
+        self._first = next((each for each in parameters if each.requires_grad), None)
+        self._version = None if self._first is None else self._first._version
+
+    def told_by(self, names: Sequence[str], silent: Sequence[int]) -> int | None:
+        """The number of the gradient that reports it: the first by its name of those that travelled in the last round,
+        which is the same on all ranks. None: the parameter has been written to since."""
+        if self._first is None or self._first._version != self._version:
+            return None
+        return min((n for n in range(len(names)) if n not in silent), key=names.__getitem__, default=None)
+
+
+def parted(error: Exception) -> HvdMismatchError | None:
+    """The error that names the rank that has missed a step, if that is why the exchange failed."""
+    found = _MISSED.search(str(error)) if isinstance(error, HvdMismatchError) else None
+    if found is None:
+        return None
+    return HvdMismatchError(
+        f"{found[1]} did not take the step that the other ranks took with the averages of the last round, so the "
+        "weights differ between ranks: the script caught an exception between backward() and optimizer.step() there, "
+        "or left out step(). To go on, call optimizer.zero_grad() on all ranks. Then load a checkpoint on all ranks, "
+        "or call hvd.broadcast_parameters and hvd.broadcast_optimizer_state. Where the script catches such an "
+        "exception, call optimizer.step() as on the other ranks [HVD309]"
+    )

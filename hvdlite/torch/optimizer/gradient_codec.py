@@ -3,7 +3,7 @@
 A `Wire` knows an optimizer's reduction: op, scales, compression, process set, weights. It starts the exchange of one
 gradient or of a group, and gives back a `Flight`, whose `land` waits and puts the result into `p.grad`. In the plain
 case (dense, not compressed, not weighted) the gradient's own memory is reduced in place and nothing else is done,
-unless somebody else has that memory, too, and may need what is in it until backward is over (`shared`): then a copy
+unless somebody else has that memory, too, and may need what is in it until backward is over (`is_shared`): then a copy
 travels, and comes back when the round lands. A tensor that was there a round before is safe: backward adds to it.
 
 Sparse gradients travel as two allgathers, of indices and values, after duplicates have been added up on each rank. The
@@ -33,14 +33,11 @@ from ...ops.arguments import reduction
 from ...process_sets.process_set import ProcessSet
 from .. import storage_check
 from ..ops import plain
-from .agreement import Agreement
-from .aliasing import is_shared
-from .averaging_weights import Shares, WeightedAverage
-from .batched_send import GradientRun, written
-from .initial_check import StartCheck, sum_of_bits
-from .missed_step import PRIORITY
-from .sparse import Both, gathered, no_rows
-from .streams import Writers
+from .averages import Shares, WeightedAverage
+from .checks import Agreement, StartCheck
+from .failed_backward import PRIORITY
+from .gradient_memory import Both, GradientRun, gathered, is_shared, no_rows, sum_of_bits, written
+from .hooks import Writers
 
 _RUNS_KEPT = 64  # a graph that differs in each step makes others each time
 _NARROW = (torch.float16, torch.bfloat16)
@@ -99,7 +96,7 @@ class Wire:
         self.agreement = Agreement(suffix, process_set)
         self.start = StartCheck(suffix, process_set)
         self.settings: dict[str, Any] = {}
-        self.tells: int | None = None  # in this round, the gradient that tells of a step not taken (`untaken`)
+        self.tells: int | None = None  # in this round, the gradient that tells of a step not taken (`Untaken`)
         self._runs: dict[tuple[int, ...], GradientRun] = {}
         self._stay: dict[int, weakref.ref[torch.Tensor]] = {}  # gradients of shared memory, as they were last sent
         self.refresh()

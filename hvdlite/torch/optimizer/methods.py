@@ -8,7 +8,7 @@ methods are the original's.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from time import monotonic_ns
 from typing import Any
@@ -21,10 +21,9 @@ from ...errors.user_warning import warn
 from ...ops import Average, Sum
 from ...training.gradient_tracker import GradientBook
 from ..ops import plain
-from .comm_hook import InBuckets
+from .averages import Combination
+from .buckets import InBuckets
 from .failed_backward import TORN, VOID, apart
-from .horovod_attributes import PrivateNames
-from .names import added_later
 from .reducer import Exchange
 
 _SLOW_STEP = (
@@ -34,8 +33,17 @@ _SLOW_STEP = (
 )
 
 
-class Copyless(PrivateNames):
-    """A distributed optimizer is one of a kind: its hooks and names belong to this process and these parameters."""
+class Copyless:
+    """A distributed optimizer is one of a kind: its hooks and names belong to this process and these parameters.
+
+    Libraries read private attributes of Horovod's optimizer: whether it has anything left to wait for, or what a
+    parameter is called in a timeline. Each answer is made anew when it is read, so changing it has no effect. With one
+    rank nothing is ever in flight.
+    """
+
+    _hvd: Exchange | None = None
+    _hvd_passes = 1
+    _hvd_names: dict[torch.Tensor, str]
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise TypeError(
@@ -43,6 +51,30 @@ class Copyless(PrivateNames):
             "have no hooks: save optimizer.state_dict(). For a copied model, create a new optimizer, load that "
             "state, and wrap it in hvd.DistributedOptimizer [HVD228]"
         )
+
+    @property
+    def _parameter_names(self) -> dict[torch.Tensor, str]:
+        wire = None if self._hvd is None else self._hvd.wire
+        return dict(self._hvd_names if wire is None else zip(wire.parameters, wire.names))
+
+    @property
+    def _requires_update(self) -> set[torch.Tensor]:
+        """Parameters whose gradients are reduced."""
+        return {parameter for parameter in self._parameter_names if parameter.requires_grad}
+
+    @property
+    def _handles(self) -> dict[torch.Tensor, Any]:
+        """What is in flight: (handle, None)."""
+        if self._hvd is None:
+            return {}
+        return {self._hvd.wire.parameters[number]: (one, None) for number, one in self._hvd.in_flight.items()}
+
+    @property
+    def _allreduce_delay(self) -> dict[torch.Tensor, int]:
+        """Backward passes after which the gradient is reduced."""
+        if self._hvd is None:
+            return dict.fromkeys(self._requires_update, self._hvd_passes)
+        return {parameter: self._hvd.book.left(number) for number, parameter in enumerate(self._hvd.wire.parameters)}
 
 
 _compiling: Callable[[], bool] = getattr(torch.compiler, "is_compiling", lambda: False)
@@ -55,9 +87,6 @@ def _now() -> int:
 
 class Distributed(Copyless):
     """Gradients are averaged before the original's step."""
-
-    _hvd: Exchange | None = None
-    _hvd_passes = 1
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
@@ -300,3 +329,104 @@ class Distributed(Copyless):
 def asked_by_grad_scaler() -> bool:
     """Whether the property is read by GradScaler: it looks for infinities, on which all ranks must agree."""
     return sys._getframe(2).f_globals.get("__name__") == "torch.amp.grad_scaler"
+
+
+def added_later(group: int, parameters: Sequence[torch.Tensor], suffix: str) -> list[tuple[torch.Tensor, str]]:
+    """Names of a parameter group that comes after the optimizer was wrapped. suffix: of the optimizer; a rank may come
+    to add the group after others have made more optimizers."""
+    return [(parameter, f"noname.{group}.{i}#added{suffix}") for i, parameter in enumerate(parameters)]
+
+
+class Delta(Copyless):
+    """Adasum: the original's step is taken locally, and its effect combined.
+
+    GradScaler decides by a rank's own gradients whether to skip a step; here they are never averaged. When it looks for
+    infinities, the ranks agree first whether any has found one, and then all find one.
+
+    A signal handler may raise while this rank waits for the others' changes, which take its own: the next zero_grad()
+    or step() waits for the rest, and weights are equal again.
+    """
+
+    _hvd_delta: Combination
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """The parameter groups."""
+        if asked_by_grad_scaler():
+            self._hvd_delta.agree_on_infinities()
+        return self.__dict__["param_groups"]
+
+    @param_groups.setter
+    def param_groups(self, groups: list[dict[str, Any]]) -> None:
+        self.__dict__["param_groups"] = groups
+
+    @property
+    def backward_passes_per_step(self) -> int:
+        """What the optimizer was made with. Gradients do not travel, so nothing depends on it."""
+        return self._hvd_passes
+
+    @_disable_dynamo
+    def step(self, closure: Callable[[], Any] | None = None, *args: Any, **kwargs: Any) -> Any:
+        """The original's step with local gradients; then parameters move by the Adasum of the ranks' changes."""
+        with torch.no_grad():
+            self._hvd_delta.complete()
+            starts = [parameter.detach().clone() for parameter, _ in self._hvd_delta.pairs]
+            self._hvd_delta.check()
+        if closure is not None:
+            args = (closure, *args)
+        try:
+            result = super().step(*args, **kwargs)  # type: ignore[misc]
+        except BaseException:  # all start from the same point the next time, too
+            with torch.no_grad():
+                for (parameter, _), start in zip(self._hvd_delta.pairs, starts):
+                    parameter.copy_(start)
+            raise
+        with torch.no_grad():
+            self._hvd_delta.combine(starts)
+        if autotune.watching:
+            autotune.step(self)
+        return result
+
+    step.hooked = True  # type: ignore[attr-defined]
+
+    @_disable_dynamo
+    def zero_grad(self, *args: Any, **kwargs: Any) -> None:
+        """The original's zero_grad, once a step that an exception has left is over."""
+        with torch.no_grad():
+            self._hvd_delta.complete()
+        super().zero_grad(*args, **kwargs)  # type: ignore[misc]
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """The original's load_state_dict; a step that an exception has left is dropped."""
+        self._hvd_delta.drop()
+        super().load_state_dict(state_dict)  # type: ignore[misc]
+
+    def synchronize(self) -> None:
+        """Nothing to wait for: step() combines."""
+
+    @contextmanager
+    def skip_synchronize(self) -> Iterator[None]:
+        """AssertionError, as in Horovod: every step of this optimizer combines."""
+        raise AssertionError("Skipping synchronization is not supported when using Adasum optimizer. [HVD224]")
+        yield
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Nothing travels in backward."""
+        yield
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """The original's add_param_group; the changes of the new parameters are combined, too."""
+        super().add_param_group(param_group)  # type: ignore[misc]
+        last, delta = len(self.param_groups) - 1, self._hvd_delta
+        delta.pairs += added_later(last, self.param_groups[last]["params"], delta.suffix)
+
+    def set_backward_passes_per_step(self, passes: int) -> None:
+        """Kept, and of no consequence here."""
+        self._hvd_passes = passes
+
+    def register_comm_hook(self, state: Any, hook: Any, bucket_cap_mb: float = 25.0) -> None:
+        """ValueError: there are no gradients to be reduced."""
+        raise ValueError(
+            "op=hvd.Adasum combines the changes of parameters, not gradients: it takes no comm hook [HVD227]"
+        )

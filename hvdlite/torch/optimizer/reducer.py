@@ -1,9 +1,9 @@
 """Reducer: the state of a distributed optimizer, and the way of a gradient from its hook to its average.
 
-Hooks (`hooks`) note which gradients backward has added to. Where a run of them ends (`order`), and at the end of the
-pass, the gradient book says which of those noted are due, and they are sent in one call while backward goes on. When
-the outermost pass ends and closes its window, the rest is sent and everything is waited for; so clipping and unscaling
-between backward and step see averages.
+Hooks (`hooks`) note which gradients backward has added to. Where a run of them ends (`ReadyOrder`), and at the end of
+the pass, the gradient book says which of those noted are due, and they are sent in one call while backward goes on.
+When the outermost pass ends and closes its window, the rest is sent and everything is waited for; so clipping and
+unscaling between backward and step see averages.
 
 Invariants:
   - A rank sends every trainable parameter exactly once per round, in any order. Where backward did not reach one, zeros
@@ -28,14 +28,11 @@ from ...errors import HvdError, HvdMismatchError, is_outcome
 from ...ops import Average
 from ...training.gradient_tracker import GradientBook
 from . import backward_pass as passes
-from .aliasing import take_over
-from .failed_backward import VOID, Mark, Skipping, Skips, apart, missing, nothing_to_step_with, settle, skip, told
+from .buckets import Carrier, EachAlone
+from .failed_backward import VOID, Mark, Skipping, Skips, Untaken, apart, nothing_to_step_with, parted, skip, told
 from .gradient_codec import Flight, Wire
-from .gradient_memory import GradientMemory
-from .grouping import Carrier, EachAlone
-from .hooks import Hooks, Now
-from .missed_step import Untaken, parted
-from .ready_order import ReadyOrder
+from .gradient_memory import GradientMemory, take_over
+from .hooks import Hooks, Now, ReadyOrder
 
 _serials = itertools.count()
 _current_task = passes.task_number
@@ -63,7 +60,7 @@ class Exchange(Skipping):
         self._plain = True  # in this round no gradient needed a guard
         self._first_pass = False  # the next pass is the first of a step, and not of all
         self.places = GradientMemory()
-        self.failed: list[passes.Participant] | None = None  # a pass with an exception has reached these
+        self.failed: list[Exchange] | None = None  # a pass with an exception has reached these
         self.skips = Skips()
         self.behind: str | None = None  # by an exception: why this rank may not take the step that the others take
         self.void: Mark | None = None  # made when a pass failed
@@ -82,7 +79,7 @@ class Exchange(Skipping):
             self.hooks.add(parameter, number)
 
     def reaching(self, number: int) -> None:
-        """See Listener. torch.autograd.grad comes here, too, but adds to no gradient."""
+        """A guard: backward is about to add to this gradient. torch.autograd.grad comes here, too, and adds to none."""
         with self._lock:
             task = _current_task()
             if task != self._task or task < 0:
@@ -93,7 +90,7 @@ class Exchange(Skipping):
                 self._recall(number)
 
     def ready(self, number: int) -> None:
-        """See Listener."""
+        """A hook: backward has added to this gradient, in a pass that `Now` does not name."""
         with self._lock:
             task = _current_task()
             if task != self._task or task < 0:
@@ -115,7 +112,7 @@ class Exchange(Skipping):
                 self._late[number] = None
 
     def run_ends(self) -> None:
-        """See Listener."""
+        """A hook: what was noted may go."""
         with self._lock:
             self._send_noted()
 
@@ -192,17 +189,17 @@ class Exchange(Skipping):
             self.book.recall(each)
 
     def left(self, backward: passes.Backward) -> bool:
-        """See Participant: a pass has ended."""
+        """A pass is over; whether a round is complete and to be waited for."""
         with self._lock:
             self._send_noted(quiet=self.wait_in_backward)
             self._closed(backward)
             return self.book.ended() and not self._open and self.wait_in_backward
 
     def abandoned(self, backward: passes.Backward) -> None:
-        """See Participant: a pass has failed. What it has reached may be under way when the next one begins."""
+        """A pass has ended with an exception. What it has reached may be under way when the next one begins."""
         with self._lock:
             self._plain = False
-            settle(self)
+            self._settle()
             self.hooks.arm()
             if self.book.under_way() or self._late or (self.hooks.noted and self.book.closes()):
                 self.fail(backward.participants)  # what is left is not sent: it would complete the round elsewhere
@@ -312,7 +309,7 @@ class Exchange(Skipping):
         """Complete the round: send the rest and wait for all. Raises the first failure, and HvdError if the pass before
         has failed, which ends its round."""
         if self.failed is not None:
-            refusal = nothing_to_step_with(self.wire, missing(self))
+            refusal = nothing_to_step_with(self.wire, self._missing())
             skip(self)
             raise refusal
         try:

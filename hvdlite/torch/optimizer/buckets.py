@@ -1,19 +1,13 @@
-"""Communication hooks on buckets, as DistributedDataParallel has them: a user's function reduces the gradients.
+"""Which gradients travel together: each alone, the members of a group, or a bucket that a comm hook reduces.
 
-A hook may use collectives without names, which are matched by their order, so it must be called for the same buckets in
-the same order on every rank, whatever order gradients become ready in. The layout is therefore the same everywhere: at
-first the reverse order of the parameters, since backward comes from the end; in the first round the set's first rank
-notes the order in which its gradients become ready and broadcasts it, and from the second round on buckets follow it.
-A bucket goes when all its gradients are there and all buckets before it have gone.
-
-A layout is cut at `cap` bytes and where the dtype changes; frozen parameters are left out while they are frozen, on all
-ranks alike. The flat tensor is made when the bucket goes, and the result is copied back into the gradients.
+By default each travels alone, as soon as it is ready, and the engine puts neighbours into one bucket. A carrier gets
+the gradients that may be sent now; it sends them through the wire and notes the flight of each in the exchange. What it
+holds back it sends when the round ends (`rest`), or gives back when it is going to change (`take_back`).
 """
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -22,13 +16,122 @@ import torch
 from ...errors import OUTCOMES, HvdError, HvdMismatchError
 from ...ops import Handle
 from ..ops import plain
+from .failed_backward import send_skip, send_skipped_group
 from .gradient_codec import Flight
 
 if TYPE_CHECKING:
     from .reducer import Exchange
 
 _MB = 1 << 20
-_FIRST_CAP = _MB
+
+
+class Carrier:
+    """Decides which gradients travel together. Here nothing is held back."""
+
+    def __init__(self, exchange: Exchange) -> None:
+        self.exchange = exchange
+
+    def ready(self, number: int) -> None:
+        """This gradient may travel now."""
+        self.exchange.in_flight[number] = self.exchange.wire.send(number)
+
+    def all_ready(self, numbers: Sequence[int], quiet: bool) -> None:
+        """These may. `quiet`: they are waited for at once."""
+        for number in numbers:
+            self.ready(number)
+
+    def rest(self) -> None:
+        """All gradients of the round are ready: what was held back goes now, if nothing depends on the other ranks."""
+
+    def settled(self, lacking: Sequence[int]) -> None:
+        """What each rank sends is known: zeros go for these, which are frozen here and not on every rank."""
+        if lacking:
+            self.all_ready(lacking, True)
+
+    def differ(self, names: Sequence[str]) -> None:
+        """In this round these are sent by some ranks only. HvdMismatchError: this carrier cannot bear that."""
+
+    def take_back(self, number: int) -> None:
+        """This gradient, ready but held back, is going to change."""
+
+    def at_once(self, numbers: Sequence[int]) -> Sequence[int]:
+        """Those of them that a skip replaces before it is known what each rank sends."""
+        return numbers
+
+    def skip(self, numbers: Sequence[int]) -> Iterable[tuple[Sequence[int], list[Handle]]]:
+        """The pass has failed: send skips (`failed_backward`) instead of these, which are all that are not in flight.
+        Yields the numbers of those that are sent."""
+        for number in numbers:
+            yield (number,), send_skip(self.exchange.wire, number)
+
+    def forget(self) -> None:
+        """All ranks go back to a commit: nothing is held back, and nothing is agreed."""
+
+
+class EachAlone(Carrier):
+    """Every gradient travels as soon as it is ready; the engine puts neighbours into one bucket."""
+
+    def all_ready(self, numbers: Sequence[int], quiet: bool) -> None:
+        flight = self.exchange.wire.prepare_all(tuple(numbers))
+        if flight is not None:
+            self.exchange.in_flight.update(dict.fromkeys(numbers, flight))
+            flight.start(quiet)
+            return
+        # Gradients that are views of one memory mostly lie in it as their parameters follow each other. Backward comes
+        # from the end, but for the few of each layer; what travels exactly from the end is left where it lies on GPUs.
+        super().all_ready(sorted(numbers, reverse=True), quiet)
+
+
+class InGroups(Carrier):
+    """The gradients of a group travel when the last of them is ready; what is in no group travels alone."""
+
+    def __init__(self, exchange: Exchange, groups: Sequence[Sequence[int]]) -> None:
+        super().__init__(exchange)
+        self.group_of = {number: index for index, group in enumerate(groups) for number in group}
+        self.groups = [list(group) for group in groups]
+        self.waiting: dict[int, set[int]] = {}
+
+    def ready(self, number: int) -> None:
+        index = self.group_of.get(number)
+        if index is None:
+            super().ready(number)
+            return
+        ready = self.waiting.setdefault(index, set())
+        ready.add(number)
+        if len(ready) == len(self.groups[index]):
+            self._send(index)
+
+    def settled(self, lacking: Sequence[int]) -> None:
+        super().settled(lacking)
+        for index in sorted(self.waiting):  # its other members are frozen on all ranks
+            self._send(index)
+
+    def take_back(self, number: int) -> None:
+        self.waiting[self.group_of[number]].discard(number)
+
+    def forget(self) -> None:
+        self.waiting.clear()
+
+    def at_once(self, numbers: Sequence[int]) -> Sequence[int]:
+        return [number for number in numbers if number not in self.group_of]
+
+    def skip(self, numbers: Sequence[int]) -> Iterator[tuple[Sequence[int], list[Handle]]]:
+        self.waiting.clear()
+        yield from super().skip(self.at_once(numbers))
+        wire = self.exchange.wire
+        for index in sorted({self.group_of[number] for number in numbers if number in self.group_of}):
+            members = [number for number in sorted(self.groups[index]) if number in numbers]
+            yield members, send_skipped_group(wire, members, self._name(index))
+
+    def _name(self, index: int) -> str:
+        return f"optimizer.group.{index}{self.exchange.wire.suffix}"
+
+    def _send(self, index: int) -> None:
+        members, in_flight = sorted(self.waiting[index]), self.exchange.in_flight
+        if members and members[0] not in in_flight:  # else an exception came when they had been sent
+            flight = self.exchange.wire.send_group(members, self._name(index))
+            in_flight.update(dict.fromkeys(members, flight))
+        del self.waiting[index]
 
 
 class GradBucket:
@@ -104,34 +207,38 @@ class GradBucket:
         return [part.view(parameter.shape) for part, parameter in zip(parts, self._parameters)]
 
 
-class InBuckets:
-    """Gradients travel in buckets that a hook reduces."""
+class InBuckets(Carrier):
+    """Gradients travel in buckets that a hook reduces, as in DistributedDataParallel.
+
+    A hook may use collectives without names, which are matched by their order, so it must be called for the same
+    buckets in the same order on every rank, whatever order gradients become ready in. The layout is therefore the same
+    everywhere: at first the reverse order of the parameters, since backward comes from the end; in the first round the
+    set's first rank notes the order in which its gradients become ready and broadcasts it, and from the second round on
+    buckets follow it. A bucket goes when all its gradients are there and all buckets before it have gone.
+
+    A layout is cut at `cap` bytes and where the dtype changes; frozen parameters are left out while they are frozen, on
+    all ranks alike. The flat tensor is made when the bucket goes, and the result is copied back into the gradients.
+    """
 
     def __init__(self, exchange: Exchange, state: Any, hook: Callable[[Any, Any], Any], cap_mb: float) -> None:
         if not cap_mb > 0:
             raise ValueError(f"bucket_cap_mb={cap_mb!r} must be above 0 [HVD222]")
-        self._exchange = weakref.ref(exchange)
+        super().__init__(exchange)
         self.state, self.hook, self.cap = state, hook, int(cap_mb * _MB)
         self.order: list[int] | None = None  # of readiness, agreed
         self.seen: list[int] = []
         self.order_handle: tuple[Handle, torch.Tensor] | None = None
         self.layout: list[list[int]] = []
-        self.shape: list[Any] = []  # what the layout was made for
         self.ready_now: set[int] = set()
         self.launched: set[int] = set()
         self.gone = 0
 
-    @property
-    def exchange(self) -> Exchange:
-        """The exchange that owns this carrier."""
-        return self._exchange()  # type: ignore[return-value]
-
     def ready(self, number: int) -> None:
-        exchange = self.exchange
-        if number in self.launched or exchange.wire.is_sparse(number):  # reached once more, after its bucket had gone
-            exchange.in_flight[number] = exchange.wire.send(number)
+        wire = self.exchange.wire
+        if number in self.launched or wire.is_sparse(number):  # reached once more, after its bucket had gone
+            super().ready(number)
             return
-        exchange.wire.fill(number)
+        wire.fill(number)
         if not self.layout:
             self._lay_out()
         if self.order is None:
@@ -140,10 +247,6 @@ class InBuckets:
         while self.gone < len(self.layout) and self.ready_now.issuperset(self.layout[self.gone]):
             self._launch()
 
-    def all_ready(self, numbers: Sequence[int], quiet: bool) -> None:
-        for number in numbers:
-            self.ready(number)
-
     def rest(self) -> None:
         if self.ready_now and not self.layout:
             self._lay_out()
@@ -151,9 +254,7 @@ class InBuckets:
             self._launch()
         if self.order is None and self.order_handle is None and self.seen:
             self._tell_order()
-        self.ready_now.clear()
-        self.launched.clear()
-        self.layout, self.gone = [], 0
+        self._clear()
 
     def settled(self, lacking: Sequence[int]) -> None:
         """Nothing is held back, and nothing is lacking: `differ` has raised."""
@@ -163,12 +264,12 @@ class InBuckets:
             with suppress(*OUTCOMES):
                 self.order_handle[0].wait()
         self.order, self.seen, self.order_handle = None, [], None
-        self.layout, self.gone = [], 0
+        self._clear()
+
+    def _clear(self) -> None:
         self.ready_now.clear()
         self.launched.clear()
-
-    def at_once(self, numbers: Sequence[int]) -> Sequence[int]:
-        return numbers
+        self.layout, self.gone = [], 0
 
     def differ(self, names: Sequence[str]) -> None:
         some = ", ".join(map(repr, names[:3]))
@@ -201,7 +302,7 @@ class InBuckets:
         known = self.order or []
         later = set(known)
         order_now = [*known, *(number for number in reversed(range(count)) if number not in later)]
-        self.layout, held, cap, dtype = [], 0, min(_FIRST_CAP, self.cap), None
+        self.layout, held, cap, dtype = [], 0, min(_MB, self.cap), None
         for number in order_now:
             parameter = wire.parameters[number]
             if not (parameter.requires_grad or parameter.grad is not None) or wire.is_sparse(number):
