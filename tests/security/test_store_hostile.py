@@ -6,9 +6,7 @@ import random
 import socket
 import subprocess
 import sys
-import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from linking import ends, impostor, reach
@@ -154,7 +152,8 @@ def test_a_false_store_is_seen_through():
     def pretend(sock):
         sock.sendall(handshake.greeting())
         exactly(sock, handshake.ANSWER_BYTES)
-        sock.sendall(os.urandom(handshake.VERDICT_BYTES))
+        said = bytes((handshake.WELCOME,)) + handshake.ends_of(sock, connects=False)
+        sock.sendall(said + os.urandom(handshake.VERDICT_BYTES - len(said)))
 
     with impostor(pretend) as address, pytest.raises(HvdInitError, match="does not have the secret"):
         store_client.connect(*reach(address), SECRET, rank=0, size=1, version="1", wire=1, timeout=5)
@@ -178,25 +177,6 @@ def test_holding_connections_open_locks_nobody_out():
         assert len(store.store._strangers) <= connection_limits.STRANGERS_MAX
         for sock in held:
             sock.close()
-
-
-def test_a_flood_of_connections_does_not_stall_the_job():
-    with served(2) as store:
-        stop = threading.Event()
-
-        def flood():
-            while not stop.is_set():
-                with contextlib.suppress(OSError), socket.create_connection(store.address, timeout=1) as sock:
-                    sock.sendall(b"x" * 64)
-
-        with ThreadPoolExecutor(4) as pool:
-            floods = [pool.submit(flood) for _ in range(4)]
-            try:
-                for _ in range(5):
-                    job_meets(store, seconds=15.0)
-            finally:
-                stop.set()
-        assert all(each.result() is None for each in floods)
 
 
 def test_a_rank_that_never_reads_does_not_stall_the_others(monkeypatch):

@@ -7,8 +7,6 @@ not be had, processes are known by a mark in their environment, and of /dev/shm 
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import fcntl
 import functools
 import os
@@ -55,15 +53,11 @@ class Watch:
             with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
                 fcntl.ioctl(any_socket, _SIOCSIFFLAGS, struct.pack("16sH14x", b"lo", _IFF_UP))
         self.shm, self.sockets = self._shm(), self._sockets()
-        ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER: orphans of a job without namespaces come here
 
     def left(self, seconds=SETTLE_S, mpis_own=False):
         """Texts, one for each thing that is left after so long. mpis_own: what an MPI leaves is not ours."""
         until = time.monotonic() + seconds
         while True:
-            with contextlib.suppress(ChildProcessError):
-                while os.waitpid(-1, os.WNOHANG)[0]:  # orphans that have ended
-                    pass
             found = self._found(mpis_own)
             if not found or time.monotonic() > until:
                 return found

@@ -18,9 +18,6 @@ import signal
 import socket
 import sys
 import time
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from chaotic import plan
 
