@@ -1,19 +1,21 @@
 """The store under attack: whatever strangers and broken ranks send, the job meets, and soon."""
 
+import contextlib
 import os
 import random
 import socket
 import subprocess
 import sys
-import threading
 import time
 
 import pytest
-from linking import ends
+from linking import ends, impostor, reach
 from ranks import environment, everything
 from storing import JOB, SECONDS, SECRET, exactly, frame, joined, joining, served, stranger, together
 
+from hvdlite.errors import HvdInitError
 from hvdlite.launcher.store import server
+from hvdlite.rendezvous import store_client
 from hvdlite.security import connection_limits, framing, handshake
 
 REJECTED = bytes((handshake.UNKNOWN,)).ljust(handshake.VERDICT_BYTES, b"\0")
@@ -40,13 +42,11 @@ def test_random_bytes_before_the_handshake_are_never_parsed(seed):
     with served(2) as store:
         for _ in range(20):
             sock = stranger(store)
-            try:
+            with contextlib.suppress(OSError):  # it has hung up on us, as it should
                 sock.sendall(chance.randbytes(chance.choice([1, 31, 63, 64, 65, 5000])))
                 if chance.random() < 0.5:
                     sock.shutdown(socket.SHUT_WR)
                     assert ends(sock)
-            except OSError:  # it has hung up on us, as it should
-                pass
             if chance.random() < 0.8:
                 sock.close()
         job_meets(store)
@@ -59,7 +59,7 @@ def test_random_frames_of_somebody_who_knows_the_secret_break_nothing(seed):
     with served(3) as store:
         sock = stranger(store, shake_hands=True)
         joined = chance.random() < 0.7
-        try:
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             if joined:
                 sock.say(*joining(2, size=3))
             for _ in range(chance.randrange(1, 12)):
@@ -67,8 +67,6 @@ def test_random_frames_of_somebody_who_knows_the_secret_break_nothing(seed):
                 kind = chance.choice([*range(10), 255])
                 mangled = chance.random() < 0.2
                 sock.sendall(chance.randbytes(9) if mangled else sock.session.pack(kind, body))
-        except (BrokenPipeError, ConnectionResetError):
-            pass
         sock.close()
         time.sleep(0.02)
         assert store.slowest_turn < 1.0
@@ -102,9 +100,7 @@ JOINS = [
     b"\xff\xfe",
     b"[" * 4000,
     b'{"rank":0,"size":2,"pid":1,"version":"1","wire":1,"timeout":"x"}',
-    b'{"rank":1e999,"size":2,"pid":1,"version":"1","wire":1}',
-    b'{"rank":"a","size":2,"pid":1,"version":"1","wire":1}',
-    b'{"rank":null,"size":2,"pid":1,"version":"1","wire":1}',
+    *(b'{"rank":%b,"size":2,"pid":1,"version":"1","wire":1}' % rank for rank in (b"1e999", b'"a"', b"null")),
     b'{"rank":' + b"9" * 4000 + b',"size":2}',
 ]
 
@@ -114,8 +110,7 @@ def test_a_join_that_makes_no_sense_is_refused(body):
     with served(2) as store:
         sock = stranger(store, shake_hands=True)
         sock.say(framing.JOIN, body)
-        assert frame(sock)[0] == framing.REFUSED
-        assert frame(sock) is None
+        assert frame(sock)[0] == framing.REFUSED and frame(sock) is None
         job_meets(store)
 
 
@@ -154,22 +149,14 @@ def test_a_proof_of_the_server_or_of_another_version_is_no_proof_of_a_client(mag
 
 
 def test_a_false_store_is_seen_through():
-    listener = socket.create_server(("127.0.0.1", 0))
+    def pretend(sock):
+        sock.sendall(handshake.greeting())
+        exactly(sock, handshake.ANSWER_BYTES)
+        said = bytes((handshake.WELCOME,)) + handshake.ends_of(sock, connects=False)
+        sock.sendall(said + os.urandom(handshake.VERDICT_BYTES - len(said)))
 
-    def pretend():
-        for _ in range(2):
-            sock, _ = listener.accept()
-            sock.sendall(handshake.greeting())
-            exactly(sock, handshake.ANSWER_BYTES)
-            sock.sendall(os.urandom(handshake.VERDICT_BYTES))
-
-    threading.Thread(target=pretend, daemon=True).start()
-    from hvdlite.errors import HvdInitError
-    from hvdlite.rendezvous import store_client
-
-    with pytest.raises(HvdInitError, match="does not have the secret"):
-        store_client.connect(*listener.getsockname(), SECRET, rank=0, size=1, version="1", wire=1, timeout=5)
-    listener.close()
+    with impostor(pretend) as address, pytest.raises(HvdInitError, match="does not have the secret"):
+        store_client.connect(*reach(address), SECRET, rank=0, size=1, version="1", wire=1, timeout=5)
 
 
 def test_silent_connections_are_dropped_and_hold_nobody_up(monkeypatch):
@@ -190,31 +177,6 @@ def test_holding_connections_open_locks_nobody_out():
         assert len(store.store._strangers) <= connection_limits.STRANGERS_MAX
         for sock in held:
             sock.close()
-
-
-def test_a_flood_of_connections_does_not_stall_the_job():
-    with served(2) as store:
-        stop = threading.Event()
-
-        def flood():
-            while not stop.is_set():
-                try:
-                    sock = socket.create_connection(store.address, timeout=1)
-                    sock.sendall(b"x" * 64)
-                    sock.close()
-                except OSError:
-                    pass
-
-        threads = [threading.Thread(target=flood, daemon=True) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        try:
-            for _ in range(5):
-                job_meets(store, seconds=15.0)
-        finally:
-            stop.set()
-        for thread in threads:
-            thread.join(10)
 
 
 def test_a_rank_that_never_reads_does_not_stall_the_others(monkeypatch):
@@ -257,21 +219,17 @@ def test_half_a_frame_of_the_store_is_not_looked_at_all_the_time_and_its_end_is_
         told.update(SIZE=2, LOCAL_SIZE=2, CROSS_RANK=0, CROSS_SIZE=1, JOB_ID=f"{1:016x}")
         ranks = []
         for rank in range(2):
+            told.update(RANK=rank, LOCAL_RANK=rank)
             environ = environment(**{f"HVDLITE_{name}": str(value) for name, value in told.items()})
-            environ.update(HVDLITE_RANK=str(rank), HVDLITE_LOCAL_RANK=str(rank))
-            pipe = subprocess.PIPE
-            words = [sys.executable, "-c", HALVED]
-            ranks.append(
-                subprocess.Popen(words, env=environ, stdin=pipe, stdout=pipe, stderr=subprocess.STDOUT, text=True)
-            )
+            streams = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+            ranks.append(subprocess.Popen([sys.executable, "-c", HALVED], env=environ, text=True, **streams))
         assert [rank.stdout.readline() for rank in ranks] == ["up\n"] * 2
         member = store.store._members[0]
         member.sock.sendall(member.session.pack(framing.LOST, framing.pack_end(1, -5, "rank 1 is lost"))[:30])
         if ends:
             member.sock.shutdown(socket.SHUT_RDWR)
         for rank in ranks:
-            rank.stdin.write("\n")
-            rank.stdin.flush()
+            print(file=rank.stdin, flush=True)
         said = [rank.communicate(timeout=SECONDS)[0] for rank in ranks]
         assert max(float(each.split()[1]) for each in said) < 0.5, said
         assert ["went on" in each for each in said] == [not ends] * 2, said

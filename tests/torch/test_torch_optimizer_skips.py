@@ -24,7 +24,7 @@ class Skipping:
     it is told to."""
 
     def __init__(self, optimizers=1, layers=4, fails_at=0, **arguments):
-        self.fails_at = fails_at
+        self.fails_at, self.passes = fails_at, arguments.get("backward_passes_per_step", 1)
         torch.manual_seed(3)
         self.model = torch.nn.Sequential(*[torch.nn.Linear(16, 16) for _ in range(layers)])
         named = list(self.model.named_parameters())
@@ -53,17 +53,21 @@ class Skipping:
             if hook is not None:
                 hook.remove()
 
-    def train(self, steps, failing=(), passes=1):
+    def train(self, steps, failing=(), fails_in_forward=None, steps_then=False):
         """The loop of a script that skips a batch when anything goes wrong."""
         for number in steps:
             self.zero_grad()
             try:
-                for part in range(passes):
-                    self.backward(10 * number + part, number in failing and part == passes - 1)
+                if number == fails_in_forward and hvd.rank() == 1:
+                    raise Boom
+                for part in range(self.passes):
+                    self.backward(10 * number + part, number in failing and part == self.passes - 1)
                 self.step()
             except RuntimeError as error:
                 self.heard.append(error)
                 self.zero_grad()
+                if steps_then:
+                    self.step()
 
     def check(self, times):
         """All ranks were told, and are equal."""
@@ -96,27 +100,24 @@ FORMS = {
 @as_ranks(3, *everything(2))
 def test_a_batch_that_one_rank_skips_is_skipped_by_all_and_told(form):
     world = Skipping(**FORMS[form])
-    failing = (1, 3, 4) if world.fails_at else (0, 3, 4)  # which are reached together is known after a batch
-    world.train(range(8), failing, passes=2 if form == "two passes" else 1)
+    world.train(range(8), (1, 3, 4) if world.fails_at else (0, 3, 4))  # one batch tells what is reached together
     world.check(3)
 
 
 @as_ranks(2)
-def test_a_small_model_whose_gradients_had_not_been_sent_yet():
-    world = Skipping(layers=1)
-    world.backward(0)
-    world.train(range(1, 5), failing=(2,))
-    world.check(1)
+def test_gradients_that_had_not_been_sent_yet_or_are_waited_for_in_step():
+    for layers in (1, 4):
+        world = Skipping(layers=layers)
+        world.optimizers[0].wait_in_backward = layers == 1
+        world.backward(0)
+        world.train(range(1, 5), failing=(2,))
+        world.check(1)
 
 
 @as_ranks(2)
-def test_waiting_in_step_and_sparse_gradients():
-    world = Skipping()
-    world.optimizers[0].wait_in_backward = False
-    world.train(range(5), failing=(2,))
-    world.check(1)
+def test_sparse_gradients():
+    world = Skipping(layers=2)
     embedding = torch.nn.Embedding(8, 16, sparse=True)
-    world.model = torch.nn.Sequential(world.model[0], world.model[1])
     named = [(f"sparse.{name}", p) for name, p in (*embedding.named_parameters(), *world.model.named_parameters())]
     world.optimizers = [hvd.DistributedOptimizer(torch.optim.SGD([p for _, p in named], lr=0.01), named)]
     hvd.broadcast_parameters(named, 0)
@@ -150,12 +151,9 @@ def test_with_autocast_and_a_grad_scaler():
 def test_a_pass_that_fails_within_no_sync_or_before_the_last_of_a_window_is_only_dropped():
     for passes in (1, 2):
         world = Skipping(backward_passes_per_step=passes)
-        if passes == 1:
-            with world.optimizers[0].no_sync(), contextlib.suppress(Boom):
-                world.backward(0, fails=True)
-        else:
-            with contextlib.suppress(Boom):
-                world.backward(0, fails=True)
+        inside = world.optimizers[0].no_sync() if passes == 1 else contextlib.nullcontext()
+        with inside, contextlib.suppress(Boom):
+            world.backward(0, fails=True)
         world.backward(1)
         world.step()
         world.check(0)
@@ -200,24 +198,10 @@ def test_zero_grad_and_step_where_the_exception_is_caught_take_no_step_on_any_ra
         optimizer.param_groups[0]["momentum"] = 0.9
     steps = [0]
     world.optimizers[0].register_step_post_hook(lambda *_: steps.__setitem__(0, steps[0] + 1))
-    passes = 2 if form == "two passes" else 1
     skipped = [2, 4] if world.fails_at else [0, 2, 4]
-    for number in range(6):
-        try:
-            if number == 3 and hvd.rank() == 1:
-                raise Boom  # in forward
-            for part in range(passes):
-                world.backward(10 * number + part, number in skipped and part == passes - 1)
-            world.step()
-        except RuntimeError as error:
-            world.heard.append(error)
-            world.zero_grad()
-            world.step()
-        world.zero_grad()
-    if form != "adasum":
-        assert steps == [6 - len(skipped)]
-        assert len(world.heard) == len(skipped) + hvd.rank()
-    world.check(len(world.heard) if form != "adasum" else (3 + 1) * hvd.rank())
+    world.train(range(6), skipped, fails_in_forward=3, steps_then=True)
+    assert form == "adasum" or steps == [6 - len(skipped)]
+    world.check(len(skipped) + hvd.rank() if form != "adasum" else (3 + 1) * hvd.rank())
 
 
 @as_ranks(2)

@@ -1,6 +1,5 @@
 """Steps in pictures and words: what the page says, that a browser draws it, that hostile files change nothing."""
 
-import functools
 import json
 import re
 import shutil
@@ -22,23 +21,15 @@ ALL = {"steps", "exposed", "late", "overlap", "buckets", "slowest"}
 QUIET = [
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
     "--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage",
+    "--virtual-time-budget=10000", "--dump-dom", "--enable-logging=stderr",
 ]  # fmt: skip
 
 
-@functools.cache
 def browser():
     """Chromium; installed where that may be done."""
     found = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     found = found or parts.debian("chromium", "chromium")
     return found or pytest.skip("no browser here (Debian: apt-get install chromium)")
-
-
-def opened(address, folder, *flags, seconds=120):
-    """The page as the browser has it once its scripts have run."""
-    words = [browser(), *QUIET, f"--user-data-dir={folder}", "--virtual-time-budget=10000", *flags, address]
-    found = subprocess.run(words, capture_output=True, text=True, timeout=seconds)
-    assert found.returncode == 0, found.stderr
-    return found.stdout, found.stderr
 
 
 def table(folder):
@@ -47,30 +38,27 @@ def table(folder):
     return JobTable(found.ranks), found.problems
 
 
-def test_a_late_rank_is_named_with_its_share_its_milliseconds_and_its_reason(tmp_path):
-    stepping.write(tmp_path, 4, 100, late=3)
+@pytest.mark.parametrize("offsets", [None, [0, -(10**15), 0, -(10**15)]], ids=["one clock", "two clocks"])
+def test_a_late_rank_is_named_with_its_share_its_milliseconds_and_its_reason(tmp_path, offsets):
+    stepping.write(tmp_path, 4, 100, late=3, offsets=offsets)
     said = advice(table(tmp_path)[0])
     assert said[0].startswith("Rank 3 is late in 84 % of steps, by 41 ms; its data wait is 43 ms (the others': 2.0 ms)")
     assert not any("Rank" in line for line in said[1:])
 
 
-def test_clocks_of_hosts_are_set_right_and_where_they_cannot_be_nobody_is_called_late(tmp_path):
-    stepping.write(tmp_path / "told", 4, 100, late=3, offsets=[0, -(10**15), 0, -(10**15)])
-    stepping.write(tmp_path / "untold", 4, 100, late=3, offsets=[0, None, 0, None])
-    assert advice(table(tmp_path / "told")[0])[0].startswith("Rank 3 is late in 84 % of steps, by 41 ms")
-    untold = table(tmp_path / "untold")[0]
+def test_where_clocks_cannot_be_compared_nobody_is_called_late(tmp_path):
+    stepping.write(tmp_path, 4, 100, late=3, offsets=[0, None, 0, None])
+    untold = table(tmp_path)[0]
     assert "cannot be told" in advice(untold)[0] and "late" not in content(untold, [])["figures"]
 
 
 def test_a_job_without_faults_is_told_so_and_one_that_waits_for_data_what_helps(tmp_path):
-    stepping.write(tmp_path / "good", 2, 100, computes=46)
-    stepping.write(tmp_path / "starved", 2, 100, late=0)
-    for rank in (0, 1):  # both are late: nobody is
-        shutil.copy(tmp_path / "starved" / "rank-0.steps.jsonl", tmp_path / "starved" / f"rank-{rank}.steps.jsonl.new")
-        text = (tmp_path / "starved" / f"rank-{rank}.steps.jsonl.new").read_text()
-        (tmp_path / "starved" / f"rank-{rank}.steps.jsonl").write_text(text.replace('"rank": 0', f'"rank": {rank}', 1))
-    assert advice(table(tmp_path / "starved")[0])[0].startswith("All ranks wait for data: 43 ms of a step, 46 % of it")
-    assert advice(table(tmp_path / "good")[0])[0].startswith("Nothing stands out: a step takes")
+    stepping.write(tmp_path, 2, 100, computes=46)
+    assert advice(table(tmp_path)[0])[0].startswith("Nothing stands out: a step takes")
+    stepping.write(tmp_path, 2, 100, late=0)
+    text = (tmp_path / "rank-0.steps.jsonl").read_text()  # both are late: nobody is
+    (tmp_path / "rank-1.steps.jsonl").write_text(text.replace('"rank": 0', '"rank": 1', 1))
+    assert advice(table(tmp_path)[0])[0].startswith("All ranks wait for data: 43 ms of a step, 46 % of it")
 
 
 def test_figures_are_what_plotly_knows_and_bounded_for_many_ranks_and_steps(tmp_path):
@@ -126,7 +114,10 @@ def test_the_page_is_drawn_by_a_browser_without_network_and_names_from_files_sta
     write(str(tmp_path / "job"), str(tmp_path / "page.html"))
     text = (tmp_path / "page.html").read_text()
     assert not re.search(r'<(script|link|img)[^>]+(src|href)="?http', text)
-    dom, said = opened(f"file://{tmp_path}/page.html", tmp_path / "browser", "--dump-dom", "--enable-logging=stderr")
+    words = [browser(), *QUIET, f"--user-data-dir={tmp_path}/browser", f"file://{tmp_path}/page.html"]
+    found = subprocess.run(words, capture_output=True, text=True, timeout=120)
+    dom, said = found.stdout, found.stderr
+    assert found.returncode == 0, said
     assert 'data-drawn="6"' in dom and "Rank 1 is late in 82 % of steps" in dom
     assert dom.count('class="main-svg"') >= 6 and "<title>hvdlite: 3 ranks on 2 hosts</title>" in dom
     assert "<img" not in re.sub(r"<script.*?</script>", "", dom, flags=re.DOTALL) and "taken</title>" not in dom

@@ -7,7 +7,6 @@ not be had, processes are known by a mark in their environment, and of /dev/shm 
 
 from __future__ import annotations
 
-import ctypes
 import fcntl
 import functools
 import os
@@ -44,55 +43,30 @@ def alone(words):
     return [*UNSHARE, *words] if can_be_alone() else list(words)
 
 
-def loopback_up():
-    """The network of a new namespace begins without it."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
-        fcntl.ioctl(any_socket, _SIOCSIFFLAGS, struct.pack("16sH14x", b"lo", _IFF_UP))
-
-
-def reap():
-    """As process 1: the orphans that have ended."""
-    while True:
-        try:
-            if os.waitpid(-1, os.WNOHANG)[0] == 0:
-                return
-        except ChildProcessError:
-            return
-
-
 class Watch:
     """What is there before the job; `left` says what has come and stayed."""
 
     def __init__(self, mark, folder):
         self.mark, self.folder = mark, folder
         self.alone = os.getpid() == 1
+        if self.alone:  # the network of a new namespace begins without its loopback
+            with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+                fcntl.ioctl(any_socket, _SIOCSIFFLAGS, struct.pack("16sH14x", b"lo", _IFF_UP))
         self.shm, self.sockets = self._shm(), self._sockets()
-        ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER: orphans of a job without namespaces come here
 
     def left(self, seconds=SETTLE_S, mpis_own=False):
         """Texts, one for each thing that is left after so long. mpis_own: what an MPI leaves is not ours."""
         until = time.monotonic() + seconds
         while True:
-            reap()
             found = self._found(mpis_own)
             if not found or time.monotonic() > until:
                 return found
             time.sleep(0.02)
 
     def processes(self):
-        """{pid: command} of the job's."""
-        if not self.alone:
-            return launching.marked(self.mark)
-        found = {}
-        for pid in (int(name) for name in os.listdir("/proc") if name.isdigit() and name != "1"):
-            try:
-                state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-                if state not in "ZX":
-                    words = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-                    found[pid] = f"{words[:120]} ({state})"
-            except OSError:
-                continue
-        return found
+        """{pid: command} of the job's; alone, that is everybody."""
+        found = launching.marked("" if self.alone else self.mark)
+        return {pid: command[:120] for pid, command in found.items() if pid != os.getpid()}
 
     def _found(self, mpis_own):
         found = [f"process {pid}: {command}" for pid, command in self.processes().items()]
@@ -102,20 +76,20 @@ class Watch:
         return found + [f"temporary file {name}" for name in files]
 
     def _shm(self):
-        names = set(os.listdir("/dev/shm"))
-        return names if self.alone else {name for name in names if "hvd" in name}
+        return {name for name in os.listdir("/dev/shm") if self.alone or "hvd" in name}
 
     def _sockets(self):
         """Sockets of the network namespace, if it is ours: unix ones that have a name, TCP ones that do not only wait
         for their time to be over."""
         if not self.alone:
             return set()
-        found = {
-            line.split()[-1] for line in Path("/proc/net/unix").read_text().splitlines()[1:] if len(line.split()) > 7
-        }
-        for name in ("tcp", "tcp6"):
-            for line in Path(f"/proc/net/{name}").read_text().splitlines()[1:]:
-                local, remote, state = line.split()[1:4]
+        found = {name for line in _lines("unix") for name in line[7:]}
+        for kind in ("tcp", "tcp6"):
+            for _, local, remote, state, *_ in _lines(kind):
                 if state not in ("06", "04", "05", "09"):  # TIME_WAIT, FIN_WAIT, LAST_ACK: the kernel's
-                    found.add(f"{name} {local} {remote} state {state}")
+                    found.add(f"{kind} {local} {remote} state {state}")
         return found
+
+
+def _lines(kind):
+    return [line.split() for line in Path(f"/proc/net/{kind}").read_text().splitlines()[1:]]

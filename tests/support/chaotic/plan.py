@@ -27,14 +27,14 @@ WAYS = {
     "nap": 0,  # it is continued so soon that nothing may come of it
 }
 STOPPED = ("stop", "wake", "nap")
-ITSELF = ("_exit", "exit")  # only the victim can do these
-PARENTS = STOPPED  # only the parent can do these
+ITSELF = ("_exit", "exit")  # only the victim can do these; only the parent can stop it
 
 # In the order in which a rank comes by; those with a number come several times.
 MOMENTS = ("import", "init", "meeting", "forward", "backward", "flight", "call", "step", "shutdown", "after")
 COUNTED = ("meeting", "forward", "backward", "flight", "call", "step")
 BEFORE = ("import", "init", "meeting")  # the others are still in init, or not yet
 AT_END = ("shutdown", "after")  # others may have finished well
+TORCH_SHARE = 0.06
 STEPS = 5
 STRUCK_BY = 3  # in one of so many first steps
 LAST = "call", STEPS - 1  # before the last collective: past it nobody needs a rank any more
@@ -61,11 +61,6 @@ class Trial(NamedTuple):
     hook: int  # of the layer, in backward
     by: str  # "victim" or "parent"
     delay_us: int
-
-    @property
-    def code(self) -> int | None:
-        """The exit code of the launcher; None: any but 0."""
-        return WAYS[self.way]
 
     @property
     def environ(self) -> dict[str, str]:
@@ -104,7 +99,7 @@ class Trial(NamedTuple):
         return f"{plane:7} {kind} {self.size} ranks: rank {self.victim} {self.way} at {where}{late}"
 
 
-def planned(seed: int, torch_share: float = 0.06) -> Trial:
+def planned(seed: int) -> Trial:
     """The trial of a seed."""
     chance = random.Random(f"chaos {seed}")
     plane = PLANES[seed % len(PLANES)]
@@ -113,11 +108,11 @@ def planned(seed: int, torch_share: float = 0.06) -> Trial:
     if plane == "hier":
         first = chance.randrange(1, size)
         hosts = (first, size - first)
-    with_torch = chance.random() < torch_share and size <= 4 or plane == "gpu"
+    with_torch = chance.random() < TORCH_SHARE and size <= 4 or plane == "gpu"
     layers = tuple(int(10 ** chance.uniform(0, 5.5)) for _ in range(chance.randint(1, 6)))
     way = chance.choice(tuple(WAYS) + ("SIGKILL", "SIGSEGV", "raise"))
     moment = chance.choice(MOMENTS + ("backward", "flight", "call"))
-    by = "victim" if way in ITSELF else "parent" if way in PARENTS else chance.choice(("victim", "parent"))
+    by = "victim" if way in ITSELF else "parent" if way in STOPPED else chance.choice(("victim", "parent"))
     return Trial(
         seed,
         plane,

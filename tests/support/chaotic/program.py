@@ -1,6 +1,6 @@
 """The ranks of a trial: a small training job whose ranks say where they are, and one of which meets its end there.
 
-    python program.py SOCKET TRIAL     (what a launcher starts; TRIAL is the JSON of plan.Trial)
+    python program.py SOCKET SEED     (what a launcher starts)
 
 Each rank is connected to the parent by SOCKET. It says hello, waits for the word to begin (so that all come to init
 together, however long imports take), and at last tells how it ended: well, or by which error. The victim says when its
@@ -18,13 +18,10 @@ import signal
 import socket
 import sys
 import time
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from chaotic import plan
 
-TRIAL = plan.Trial(*json.loads(sys.argv[2]))
+TRIAL = plan.planned(int(sys.argv[2]))
 RANK = next(
     int(os.environ[name]) for name in ("HVDLITE_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK") if name in os.environ
 )

@@ -1,6 +1,6 @@
 """One trial: start the job, strike the victim when its moment has come, and judge what every rank and the launcher say.
 
-    python trial.py SEED [LATE]   prints one line of JSON: what went wrong (nothing, one hopes) and how long things took
+    python trial.py SEED LATE     prints one line of JSON: what went wrong (nothing, one hopes) and how long things took
                                   LATE: seconds by which the parent strikes late, as on a crowded machine; inf: when
                                   the victim has done all its work
 
@@ -37,8 +37,11 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
 import launching  # noqa: E402  (after the path is set)
+import mpis  # noqa: E402
+import ranks  # noqa: E402
+import warm  # noqa: E402
 
-from chaotic import left, plan  # noqa: E402  (after the path is set)
+from chaotic import left, plan  # noqa: E402
 
 ARRIVE_S = 240.0  # until the moment has come: imports of many ranks on a crowded machine
 SLACK_S = 20.0  # what a crowded machine may add to a bound
@@ -48,44 +51,27 @@ LAND_S = 5.0  # from a signal until it shows
 class Run:
     """The job of a trial, and what its ranks have said."""
 
-    def __init__(self, trial, folder, more_s=0.0):
-        self.trial, self.folder, self.delay_s = trial, folder, more_s + trial.delay_us * 1e-6
+    def __init__(self, trial, folder, more_s):
+        self.trial, self.delay_s = trial, more_s + trial.delay_us * 1e-6
         self.mark = uuid.uuid4().hex
         self.hello, self.ready, self.ended, self.links = {}, set(), {}, {}
-        self.struck = self.completed = self.last = self.woken = (
-            0.0  # when; last: the victim came to its last collective
-        )
+        # When; last: the victim came to its last collective.
+        self.struck = self.completed = self.last = self.woken = 0.0
         self.reached = self.begun = self.done = False
         self.due = None  # (when, what) that the parent is about to do
         temporary = os.path.join(folder, "tmp")
         os.mkdir(temporary)
         self.watch = left.Watch(self.mark, temporary)
+        place = os.path.join(folder, "socket")
         self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self.listener.bind(os.path.join(folder, "socket"))
+        self.listener.bind(place)
         self.listener.listen(64)
-        self.watch.sockets |= {os.path.join(folder, "socket")}
+        self.watch.sockets |= {place}
         self.output = open(os.path.join(folder, "output"), "w+b")
-        self.launcher = self._start(temporary)
-
-    def _start(self, temporary):
-        trial = self.trial
-        kept = {n: v for n, v in os.environ.items() if not n.startswith(("HVDLITE_", "HOROVOD_", "OMPI_", "PMI"))}
-        environ = {**kept, "OMP_NUM_THREADS": "1", "TMPDIR": temporary, "CHAOS_MARK": self.mark}
-        program = [sys.executable, "-u", str(HERE / "program.py"), os.path.join(self.folder, "socket")]
-        if trial.plane == "mpi":
-            import mpis
-
-            words = mpis.command(trial.mpi, trial.size)
-        else:
-            words = [sys.executable, "-m", "hvdlite.launcher", "-np", str(trial.size)]
-        return subprocess.Popen(
-            [*words, *program, json.dumps(trial)],
-            stdin=subprocess.DEVNULL,
-            stdout=self.output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-            env={**environ, **launching.NO_RECORDS, **trial.environ},
-        )
+        launcher = mpis.command(trial.mpi, trial.size) if trial.plane == "mpi" else [*launching.RUN, "-np", trial.size]
+        environ = ranks.environment(OMP_NUM_THREADS="1", TMPDIR=temporary, CHAOS_MARK=self.mark, **trial.environ)
+        words = [*launcher, sys.executable, "-u", HERE / "program.py", place, trial.seed]
+        self.launcher = warm.start(words, environ, stdout=self.output, stderr=subprocess.STDOUT, cold=True)
 
     def text(self):
         """What launcher and ranks have printed."""
@@ -95,10 +81,6 @@ class Run:
     def late(self):
         """Whether the strike found the victim in its last collective, or past it."""
         return self.reached and 0.0 < self.last < self.completed and self.trial.way != "nap"
-
-    def over(self):
-        """Whether the launcher has ended."""
-        return self.launcher.poll() is not None
 
     def turn(self):
         """Waits for news, deals with it, and does what is due."""
@@ -173,9 +155,10 @@ class Run:
 
     def go(self, rank):
         """A rank that waits goes on."""
-        for link in [link for link, of in self.links.items() if of == rank]:
+        for link, of in self.links.items():
             with contextlib.suppress(OSError):
-                link.send(b"go")
+                if of == rank:
+                    link.send(b"go")
 
     def strike(self):
         """The victim's end."""
@@ -210,9 +193,10 @@ class Run:
             if well == set(range(self.trial.size)) - {self.trial.victim}:
                 self.wake()
 
-    def signal(self, number):
+    def signal(self, number, rank=None):
+        """To the victim, or another rank."""
         with contextlib.suppress(ProcessLookupError, KeyError):  # gone, or never come
-            os.kill(self.hello[self.trial.victim], number)
+            os.kill(self.hello[self.trial.victim if rank is None else rank], number)
 
     def wake(self):
         """The victim goes on."""
@@ -225,27 +209,23 @@ class Run:
     def drive(self):
         """To the end of the job; what is wrong with how it came, or an empty text."""
         began = time.monotonic()
-        while not self.over():
+        while self.launcher.poll() is None:
             self.turn()
             now = time.monotonic()
             bounded = self.struck and self.trial.way != "nap"  # after which all goes on as if nothing had been
             since, limit = (self.struck, self.trial.bound_s + SLACK_S) if bounded else (began, ARRIVE_S)
             if now - since > limit:
+                for rank in self.hello:  # says where it hangs
+                    self.signal(signal.SIGUSR1, rank)
+                time.sleep(0.5)
                 return f"no end {now - since:.1f} s after {'the end of the victim' if self.struck else 'the start'}"
         while self.links and select.select(list(self.links), [], [], 0)[0]:
             self.turn()
         return ""
 
-    def stacks(self):
-        """Lets everybody who hangs print where."""
-        for pid in self.hello.values():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGUSR1)
-        time.sleep(0.5)
-
     def end(self):
         """Whoever is left ends here; what was left."""
-        if not self.over():
+        if self.launcher.poll() is None:
             self.launcher.kill()
             self.launcher.wait()
         self.signal(signal.SIGCONT)  # one that is still stopped ends by itself, or is left
@@ -253,10 +233,8 @@ class Run:
         for pid in self.watch.processes():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        self.output.close()
-        self.listener.close()
-        for link in self.links:
-            link.close()
+        for each in (self.output, self.listener, *self.links):
+            each.close()
         return found
 
 
@@ -267,7 +245,7 @@ def judged(run):
     late = trial.moment in plan.AT_END or run.late
     if trial.way in plan.STOPPED and late:
         fails = any(said["what"] == "error" for said in run.ended.values())  # it was continued, and may have ended well
-    wanted = 0 if not fails else trial.code if trial.plane != "mpi" else None
+    wanted = 0 if not fails else plan.WAYS[trial.way] if trial.plane != "mpi" else None
     if (code == 0) if wanted is None else code != wanted:
         wrong.append(f"exit code {code} instead of {'any but 0' if wanted is None else wanted}")
     for rank, said in sorted(run.ended.items()):
@@ -280,7 +258,10 @@ def judged(run):
     silent = set(range(trial.size)) - set(run.ended) - {trial.victim}
     if silent and trial.plane != "mpi":
         wrong.append(f"ranks {sorted(silent)} did not say how they ended")
-    return wrong + (list(last_line(run)) if fails and trial.plane != "mpi" else [])
+    lines = [line for line in run.text().splitlines() if line.startswith("hvdlite-run: rank ")]
+    if fails and trial.plane != "mpi" and not re.search(rf"\brank {trial.victim} \(", "".join(lines[-1:])):
+        wrong.append(f"the launcher's last line does not name rank {trial.victim}: {lines[-1:]}")
+    return wrong
 
 
 def misnamed(trial, said):
@@ -295,14 +276,14 @@ def misnamed(trial, said):
         yield f"the exception is not quoted: {said['text']}"
 
 
-def last_line(run):
-    """What the launcher said amiss in the end."""
-    lines = [line for line in run.text().splitlines() if line.startswith("hvdlite-run: rank ")]
-    if not lines or not re.search(rf"\brank {run.trial.victim} \(", lines[-1]):
-        yield f"the launcher's last line does not name rank {run.trial.victim}: {lines[-1:]}"
+def verdict(run, wrong):
+    """In words that chaos.py counts."""
+    passed = run.late and run.trial.moment not in plan.AT_END
+    met = " (moment passed)" if passed else "" if run.reached else " (moment not reached)"
+    return "WRONG" if wrong else f"ok{met}"
 
 
-def conduct(seed, more_s=0.0):
+def conduct(seed, more_s):
     """The outcome of a trial, as a dict."""
     trial = plan.planned(seed)
     began = time.monotonic()
@@ -311,8 +292,6 @@ def conduct(seed, more_s=0.0):
         run = Run(trial, folder, more_s)
         hung = run.drive()
         over = time.monotonic()
-        if hung:
-            run.stacks()
         wrong = [hung] if hung else judged(run)
         said = run.text()
         wrong += [f"left: {each}" for each in run.end()]
@@ -323,16 +302,12 @@ def conduct(seed, more_s=0.0):
     return {
         "seed": seed,
         "wrong": wrong,
-        "reached": run.reached,
-        "passed": run.late and trial.moment not in plan.AT_END,
+        "verdict": verdict(run, wrong),
         "seconds": round(time.monotonic() - began, 2),
         "ending": round(over - run.struck, 2) if run.struck else None,
-        "said": said[-8000:] if wrong else "",
-        "ended": run.ended if wrong else {},
+        "said": said[-8000:],
     }
 
 
 if __name__ == "__main__":
-    if os.getpid() == 1:
-        left.loopback_up()
-    print(json.dumps(conduct(int(sys.argv[1]), *map(float, sys.argv[2:]))), flush=True)
+    print(json.dumps(conduct(int(sys.argv[1]), float(sys.argv[2]))), flush=True)
