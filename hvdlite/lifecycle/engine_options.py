@@ -78,7 +78,7 @@ def options(
         given.mpi_comm = store.lend()
     records = directory.place_of(values["trace_dir"], given.job, config.environ())
     borrowed.append(_core.bytes_or_null(records.folder))
-    given.trace_dir, given.trace_guarded = borrowed[-1], not records.asked
+    given.trace_dir, given.trace_guarded = borrowed[-1], not records.by_user
     if store is not None and layout is not None and layout.hosts > 1:
         from ..trace import clock
 

@@ -22,7 +22,7 @@ class _Stdin:
     def fileno(self) -> int:
         return 0
 
-    def ended(self, tell: Callable[[int, str], None]) -> bool:
+    def ended(self, report: Callable[[int, str], None]) -> bool:
         """Nothing is reported here: ranks notify each other's servers by messages (cluster.py)."""
         return not os.read(0, 4096)
 

@@ -57,8 +57,8 @@ def pack(claim: Claim) -> bytes:
 
 def unpack(packed: bytes) -> Claim:
     """Any bytes of that size; a purpose that is no text has a U+FFFD."""
-    wire, job, epoch, source, target, told = _CLAIM.unpack(packed)
-    return Claim(wire, job, epoch, source, target, told.rstrip(b"\0").decode("utf-8", "replace"))
+    wire, job, epoch, source, target, purpose = _CLAIM.unpack(packed)
+    return Claim(wire, job, epoch, source, target, purpose.rstrip(b"\0").decode("utf-8", "replace"))
 
 
 def verdict_on(claim: Claim, expected: Claim) -> int:

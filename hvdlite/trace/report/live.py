@@ -28,28 +28,28 @@ class Board:
     def __init__(self, folder: str) -> None:
         self._folder = Folder(folder)
         self._until = 0.0
-        self._said: dict[str, Any] | None = None
+        self._content: dict[str, Any] | None = None
 
-    def said(self) -> dict[str, Any]:
+    def content(self) -> dict[str, Any]:
         """As `content` has it. A folder that is not there yet has no ranks."""
-        if self._said is None or time.monotonic() >= self._until:
+        if self._content is None or time.monotonic() >= self._until:
             try:
                 came = self._folder.look()
                 problems = self._folder.problems
             except ReadError as error:
                 came, problems = True, [str(error)]
-            if came or self._said is None:
-                self._said = content(JobTable(self._folder.ranks), problems)
+            if came or self._content is None:
+                self._content = content(JobTable(self._folder.ranks), problems)
             self._until = time.monotonic() + FRESH_S
-        return self._said
+        return self._content
 
     def page(self) -> tuple[bool, list[bytes]]:
         """/."""
-        return True, page(self.said(), live=True)
+        return True, page(self.content(), live=True)
 
     def numbers(self) -> tuple[bool, list[bytes]]:
         """/numbers.json."""
-        return True, [json.dumps(self.said(), separators=(",", ":")).encode()]
+        return True, [json.dumps(self.content(), separators=(",", ":")).encode()]
 
 
 def serve(folder: str, host: str, port: int) -> Port:
