@@ -1,8 +1,8 @@
 """Report of a prediction: a table, the recording behind it, notes, and one sentence of advice.
 
 A table is for eyes; `--json` has the same numbers for programs. Units stand in the heads of columns. A note that
-several rows share is said once. The advice is about the last row whose ranks wait for gradients: how short a step could
-be at best, and what the narrower float on the wire would bring.
+several rows share is printed once. The advice is about the last row whose ranks wait for gradients: how short a step
+could be at best, and what the narrower float on the wire would bring.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ def write_piece(folder: str, name: str, ids: Any, rows: Any, part: Any) -> dict[
 
 
 def read_piece(folder: str, piece: dict[str, Any], chosen_parts: Any) -> Iterator[tuple[Any, Any]]:
-    """(ids, rows) of those parts of a piece that are `wanted` (bool [parts]); the piece is one that `read_index` gave.
+    """(ids, rows) of those parts of a piece that are chosen (bool [parts]); the piece is one that `read_index` gave.
     ValueError [HVD034] if they are not what was written."""
     path = os.path.join(folder, piece["file"])
     check_length(path, piece["bytes"])

@@ -324,7 +324,7 @@ class Client:
         self.fail(HvdPeerLostError(f"{text} [HVD029]"), f"needs rows that are lost: {text}")
 
     def fail(self, error: Exception, what: str) -> None:
-        """The job cannot go on: ranks that wait for something else hear it, too."""
+        """The job cannot go on: ranks that wait for something else get the error, too."""
         self.failed = error
         init.abort(what)
 
@@ -333,7 +333,7 @@ class Client:
         for server in self.alive():
             self._put(server, [self._head(messages.CLOCK, server, table=table)])
 
-    def meet(self, job: int, workers: int) -> None:
+    def join_job(self, job: int, workers: int) -> None:
         """Greets every server. HvdInitError names those that do not answer in time."""
         question = Question()
         hello = json.dumps({"do": "hello", "job": job, "workers": workers}).encode()

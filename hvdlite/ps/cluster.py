@@ -92,7 +92,7 @@ class _Serving:
         self.addresses, self._children, self._secret = addresses, children, secret
         self._session = session
         self.client = Client(rank(), addresses, secret, session, self._encrypted, limits)
-        self.client.meet(job, size())
+        self.client.join_job(job, size())
         for each in children:
             each.watch(self._report)
         init.closers.append(self._close)
@@ -122,12 +122,12 @@ class _Serving:
         it has left, and may end by that."""
         global _serving
         _serving = None
-        said_goodbye = not failed and self._close_agreed()
-        for child in () if failed or said_goodbye else self._children:  # others may still use it
+        has_left = not failed and self._left_servers()
+        for child in () if failed or has_left else self._children:  # others may still use it
             self._report(child.number, f"server {child.number} ended with rank {rank()}, which has left the job")
-        return lambda: self._end(said_goodbye)
+        return lambda: self._end(has_left)
 
-    def _close_agreed(self) -> bool:
+    def _left_servers(self) -> bool:
         """Whether servers know that this rank has left, and have all that it has pushed."""
         with contextlib.suppress(HvdError):  # of a job that fails meanwhile
             for table in self.client.tables:
@@ -138,9 +138,9 @@ class _Serving:
             return True
         return False
 
-    def _end(self, said_goodbye: bool) -> None:
+    def _end(self, has_left: bool) -> None:
         with contextlib.suppress(HvdError):
-            for child in self._children if said_goodbye else ():
+            for child in self._children if has_left else ():
                 self._wait_for_others(child.number)
         self.client.close()
         for child in self._children:

@@ -1,4 +1,4 @@
-"""A server of tables as a child of a rank, where no launcher of ours starts servers.
+"""A parameter server as a child of a rank, where no launcher of ours starts servers.
 
 The order comes as a line of JSON on stdin, the address goes back as a line on stdout. The end of stdin, or of the rank,
 is its end.

@@ -1,4 +1,4 @@
-"""Main of a parameter server that hvdlite-run has started: it lives as long as the launcher's store.
+"""Main of a parameter server that hvdlite-run has started: it runs as long as the launcher's store.
 
 The environment has the server's number, the number of servers, and the store's address. A rank holds a pipe to a server
 that it has started itself; here the connection to the store replaces it. The server sends the address at which it

@@ -85,7 +85,7 @@ class Table:
         if replicas > self._client.servers:
             raise ValueError(f"table {name!r}: replicas=2, but this job has 1 server [HVD025]")
         self.clock = 0  # steps that this rank has ended
-        self.clocks: Any = None  # of all ranks, as told last
+        self.clocks: Any = None  # of all ranks, as last received
         self._low = np.zeros(self._client.servers, np.int64)
         self._placement = RowPlacement(self.rows, self._client.servers, replicas, order)
         self._frozen, self._left, self._guarded = 0, False, config.load().values["nan_guard"]

@@ -4,12 +4,12 @@
     connector:  answer     magic, nonce, the connection's two ends as the connector sees them, claim, proof
     acceptor:   verdict    a byte, the two ends as the acceptor sees them, proof
 
-A proof is an HMAC-SHA256 with the secret over a label, what the connection is for, and everything said before. Labels
+A proof is an HMAC-SHA256 with the secret over a label, what the connection is for, and everything sent before. Labels
 of the two sides differ, so no proof can be reflected; nonces are fresh, so none can be replayed; the purpose is in it,
 so none counts where a connection is for something else; both ends' addresses and ports are in it, so none can be passed
 on: a relay has an end of its own, which one side sees and the other does not. Both sides know then, and say so
-(`RELAYED`); what translates addresses (NAT, a mapped port, a proxy) cannot be told from a stranger who does, and is
-refused as well.
+(`RELAYED`); what translates addresses (NAT, a mapped port, a proxy) looks like a stranger that does, and is refused
+as well.
 
 The claim is what a purpose lets the connector state of itself; each purpose has one size of it, 0 bytes where it has
 none. The acceptor reads it only after the proof, and may refuse it by a verdict of its own (transport/peer_auth.py).
@@ -188,6 +188,6 @@ def prove(secret: bytes, side: bytes, purpose: bytes, transcript: bytes) -> byte
 
 
 def session(secret: bytes, purpose: bytes, transcript: bytes, connects: bool) -> Session:
-    """The keys, of 32 bytes, of what this side sends and receives on a connection on which that was said."""
+    """The keys, of 32 bytes, of what this side sends and receives on a connection with that transcript."""
     pair = [prove(secret, b"key of what %b sends" % side, purpose, transcript) for side in (b"connector", b"acceptor")]
     return Session(*(pair if connects else pair[::-1]))

@@ -1,6 +1,6 @@
 """hvdlite-trace analyze DIR: the rank and the collective that a job stopped at, from its flight records.
 
-What can be said comes from comparing. A tensor that some ranks wait for and others never submitted shows the missing
+Findings come from comparing. A tensor that some ranks wait for and others never submitted shows the missing
 ranks. Two tensors, each waited for by ranks that lack the other, show that the order differs. The failure in the
 records, the same on all ranks, names the rank that ended the job; what the others were waiting for then shows where. If
 nothing is stuck, times are compared, on one clock: the last rank, how often, and by how much.

@@ -28,7 +28,7 @@ class RecordFolder(NamedTuple):
     """A folder for records; None: there is none."""
 
     folder: str | None
-    by_user: bool  # by the user: also what goes well is recorded
+    by_user: bool  # the user has named it: also what goes well is recorded
 
 
 def base(environ: Mapping[str, str]) -> str:

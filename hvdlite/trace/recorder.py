@@ -176,7 +176,7 @@ def _listen(number: int | None) -> None:
 
     _state.handled = signal.getsignal(number)
     if _core.size() == 1 and threading.current_thread() is threading.main_thread():
-        signal.signal(number, _on_signal)  # one rank alone has no engine thread, which else hears it
+        signal.signal(number, _on_signal)  # a single rank has no engine thread, which else receives it
 
 
 def _listen_no_more() -> None:

@@ -1,4 +1,4 @@
-"""What a rank claims when it connects to another: who it is, whom it wants, and what the stream is for.
+"""Claim of a rank that connects to another: its own identity, the rank it wants, and the purpose of the stream.
 
 security/handshake.py proves the claim, and gives the keys by which the core signs what crosses the stream. Here are its
 bytes (big-endian), and the acceptor's verdict on one that is proved. One byte follows the handshake:

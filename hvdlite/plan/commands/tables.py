@@ -1,6 +1,6 @@
 """hvdlite-plan list, verify, draw, time, run: tables of collectives, proved, drawn, timed and run.
 
-A plan is a name of `list`, or a file that ends with .json. Its number of ranks is said by --ranks, by the topology or
+A plan is a name of `list`, or a file that ends with .json. Its number of ranks is given by --ranks, by the topology or
 by the file, the job's in `run`. Links are ports of one rate (--links) or a file (--topology), never both. Options of a
 generator, as the dimensions of a grid, cannot be given here: such a table is made in Python, and written to a file.
 """

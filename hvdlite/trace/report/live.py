@@ -1,6 +1,6 @@
 """The page of a job while it trains: its steps as they are written, in any browser.
 
-A process of its own, so that drawing costs the training nothing. It listens on this machine only unless it is told
+A process of its own, so that drawing costs the training nothing. It listens on this machine only unless it is given
 otherwise, answers two addresses, and knows no way to write anything. transport/http_server.py serves it, as it serves
 the metrics, and bounds what strangers may cost.
 """
@@ -19,7 +19,7 @@ from .page import content, page
 from .read import Folder, ReadError
 from .table import JobTable
 
-ENDING_S = 5.0  # for ranks whose launcher is gone
+ENDING_S = 5.0  # for ranks whose launcher has ended
 
 
 class Board:
