@@ -282,9 +282,7 @@ class Client:
                 question.rows[sent.where] = np.frombuffer(frames[0], np.float32).reshape(head.rows, -1)
                 question.left -= 1
         elif head.kind in (messages.CLOCK, messages.WAITS):
-            self.tables[head.table].clock_received(
-                server, head.clock, np.frombuffer(frames[0], np.int64) if frames else None
-            )
+            self.tables[head.table].on_clock(server, head.clock, np.frombuffer(frames[0], np.int64) if frames else None)
         elif head.kind == messages.ANSWER:
             sent = link.sent[messages.CALL].pop(head.number, None)
             if sent is not None:

@@ -461,7 +461,7 @@ class Table:
 
         client.until(over)
 
-    def clock_received(self, server: int, low: int, clocks: Any) -> None:
+    def on_clock(self, server: int, low: int, clocks: Any) -> None:
         """Take what a server reports about the ranks' clocks. The client calls it.
 
         Args:
