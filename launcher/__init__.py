@@ -1,1 +1,1 @@
-"""The launcher: starts the ranks of a job, lets them meet, shows what they print, ends the job as its culprit did."""
+"""The launcher: starts the ranks, serves their rendezvous, shows their output, ends the job with one exit code."""

@@ -101,21 +101,21 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 128 + signal.SIGPIPE
 
 
-def _answered(argv: Sequence[str], asked: argparse.Namespace, command: list[str]) -> int | None:
+def _answered(argv: Sequence[str], args: argparse.Namespace, command: list[str]) -> int | None:
     """The exit code of what starts no ranks; None: ranks are asked for."""
-    if asked.version:
+    if args.version:
         from hvdlite import __version__
 
         print(f"hvdlite-run {__version__}")
         return 0
-    if asked.completion:
-        print(help.completion(_parser(), asked.completion), end="")
+    if args.completion:
+        print(help.completion(_parser(), args.completion), end="")
         return 0
-    if asked.check or (command[:1] == ["doctor"] and not asked.module):
+    if args.check or (command[:1] == ["doctor"] and not args.module):
         return _examine(argv, command)
-    if asked.explain is None:
+    if args.explain is None:
         return None
-    print(_explained(asked.explain), end="")
+    print(_explained(args.explain), end="")
     return 0
 
 
@@ -124,43 +124,43 @@ _WRONG_FLAGS += (output_flags.LookError, stdin.ProgramError)
 
 
 def _run(argv: Sequence[str]) -> int:
-    asked, command = _asked(argv)
-    if (code := _answered(argv, asked, command)) is not None:
+    args, command = _parsed(argv)
+    if (code := _answered(argv, args, command)) is not None:
         return code
     environ = config.environ()
     try:
-        variables, notes = horovodrun.translate(asked, environ)
-        options = {**variables, **config.variables_of(vars(asked))}
-        forward = host_flags.forwarded(asked, environ)
-        host_flags.go_to(asked, environ, options, forward)
+        variables, notes = horovodrun.translate(args, environ)
+        options = {**variables, **config.variables_of(vars(args))}
+        forward = host_flags.forwarded(args, environ)
+        host_flags.go_to(args, environ, options, forward)
         settings = config.read(_with_flags(environ, options))
-        look = output_flags.of(asked, environ)
-        note = flags.note_of(asked.obsolete, notes)
+        look = output_flags.of(args, environ)
+        note = flags.note_of(args.obsolete, notes)
         if note is not None:
             print(f"hvdlite-run: {note}", file=sys.stderr, flush=True)
-        command = _command(asked, command)
-        _check_flags(asked)
-        given = argparse.Namespace(**vars(asked))
-        elastic = elastic_flags.of(asked, environ, settings.values)
-        if asked.mpi:
-            where = _by_mpi(asked, environ, options, forward, settings.values["start_timeout"])
-        elif asked.mpi_args or asked.binding or asked.tcp:
+        command = _command(args, command)
+        _check_flags(args)
+        typed = argparse.Namespace(**vars(args))
+        elastic = elastic_flags.of(args, environ, settings.values)
+        if args.mpi:
+            where = _by_mpi(args, environ, options, forward, settings.values["start_timeout"])
+        elif args.mpi_args or args.binding or args.tcp:
             raise UsageError("--mpi-args, --binding-args and --tcp are for mpirun: they need --mpi [HVD703]")
         else:
-            where = host_flags.of(asked, environ, options, settings.values["start_timeout"])
+            where = host_flags.of(args, environ, options, settings.values["start_timeout"])
         elastic = elastic_flags.placed(elastic, where)
-        restarts = 0 if asked.restarts is None else host_flags.number("--max-restarts", asked.restarts, 0, "restarts")
+        restarts = 0 if args.restarts is None else host_flags.number("--max-restarts", args.restarts, 0, "restarts")
     except _WRONG_FLAGS as error:
         raise UsageError(coded("HVD704", str(error))) from None
-    wrong = output_flags.missing(asked, look, where.slots) if where.slots else None
+    wrong = output_flags.missing(args, look, where.slots) if where.slots else None
     if wrong is not None:
         raise UsageError(coded("HVD703", wrong))
     environ.update(forward)
     if where.here is not None or where.join is not None:
         _check_command(command[0], environ)
-    if where.join is not None and not asked.dry:
+    if where.join is not None and not args.dry:
         return where.join(command)
-    asked_for = plan.Plan(
+    job_plan = plan.Plan(
         command=command,
         slots=where.slots,
         environ=environ,
@@ -168,35 +168,35 @@ def _run(argv: Sequence[str]) -> int:
         graces=ending.Graces(*(settings.values[name] for name in ("failure_grace", "term_grace", "signal_grace"))),
         silence=settings.values["agent_timeout"],
         lingering=settings.stall_limits()[0],
-        output_folder=asked.folder,
+        output_folder=args.folder,
         look=look,
-        verbose=asked.verbose,
-        as_horovod=asked.as_horovod,
-        bind=asked.bind or "none",
-        over_mpi=asked.mpi,
-        pty=_room(asked, len(where.slots)),
-        stdin={"0": True, "none": False}.get(asked.stdin),
-        servers=0 if asked.mpi else settings.values["servers"],  # ranks with a rendezvous over MPI start them
+        verbose=args.verbose,
+        as_horovod=args.as_horovod,
+        bind=args.bind or "none",
+        over_mpi=args.mpi,
+        pty=_room(args, len(where.slots)),
+        stdin={"0": True, "none": False}.get(args.stdin),
+        servers=0 if args.mpi else settings.values["servers"],  # ranks with a rendezvous over MPI start them
         max_restarts=restarts,
         here=where.here if elastic is None else where.here or "localhost",
         gather=where.gather,
         elastic=elastic,
     )
-    asked_for = elastic_flags.with_again(asked_for, given, environ, options, settings.values)
-    return _start(asked_for, where, forward, asked, settings.values["trace_dir"])
+    job_plan = elastic_flags.with_again(job_plan, typed, environ, options, settings.values)
+    return _start(job_plan, where, forward, args, settings.values["trace_dir"])
 
 
-def _command(asked: argparse.Namespace, command: list[str]) -> list[str]:
+def _command(args: argparse.Namespace, command: list[str]) -> list[str]:
     """What ranks run. Raises UsageError, stdin.ProgramError."""
     if not command:
         raise UsageError("no command: give a program to run, for example: hvdlite-run -np 2 python train.py [HVD702]")
-    if asked.module:
+    if args.module:
         return [sys.executable, "-m", *command]
-    return command if asked.dry else stdin.with_program(command, asked.stdin == "0")
+    return command if args.dry else stdin.with_program(command, args.stdin == "0")
 
 
 def _by_mpi(
-    asked: argparse.Namespace,
+    args: argparse.Namespace,
     environ: Mapping[str, str],
     options: Mapping[str, str],
     forward: Mapping[str, str],
@@ -206,38 +206,38 @@ def _by_mpi(
     from .placement import under_mpirun
 
     try:
-        return under_mpirun.placement(asked, environ, options, forward, timeout)
+        return under_mpirun.placement(args, environ, options, forward, timeout)
     except under_mpirun.UnderMpiError as error:
         raise UsageError(coded("HVD716", str(error)), error.code) from None
 
 
 def _start(
-    asked_for: plan.Plan,
+    job_plan: plan.Plan,
     where: host_flags.RankPlacement,
     forward: Mapping[str, str],
-    asked: argparse.Namespace,
+    args: argparse.Namespace,
     traces: str | None,
 ) -> int:
     """Runs the job, or tells what it would be. traces: the folder of --trace-dir. Raises UsageError."""
-    if asked.dry:
+    if args.dry:
         from .placement import dry_run
 
-        print(dry_run.text(asked_for, where.way, forward))
+        print(dry_run.text(job_plan, where.way, forward))
         return 0
     from . import restart_loop
 
-    if asked_for.output_folder is not None:
-        _check_folder(asked_for.output_folder)
+    if job_plan.output_folder is not None:
+        _check_folder(job_plan.output_folder)
     try:
-        with dashboard.shown(asked, traces, asked_for.options) as (address, options):
+        with dashboard.shown(args, traces, job_plan.options) as (address, options):
             if address is not None:
                 print(f"hvdlite-run: dashboard: {address}", file=sys.stderr, flush=True)
-            return restart_loop.run(asked_for._replace(options=options))
+            return restart_loop.run(job_plan._replace(options=options))
     except dashboard.DashboardError as error:
         raise UsageError(coded("HVD718", str(error))) from None
 
 
-def _asked(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
+def _parsed(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     """What the flags ask for, those of --config-file included, and the command. Raises UsageError."""
     parser = _parser()
     try:
@@ -245,25 +245,25 @@ def _asked(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     except flags.FlagError as error:
         raise UsageError(coded("HVD701", str(error))) from None
     own = mpirun.joined(own)
-    asked = parser.parse_args(own)
-    if asked.file is not None:
+    args = parser.parse_args(own)
+    if args.file is not None:
         from .command_line import config_file
 
         known = {flag for action in parser._actions for flag in action.option_strings}
         try:
-            asked = parser.parse_args([*config_file.words(asked.file, known, own), *own])
+            args = parser.parse_args([*config_file.words(args.file, known, own), *own])
         except config_file.FileError as error:
             raise UsageError(coded("HVD714", str(error))) from None
     try:
-        flags.record(asked)
+        flags.record(args)
     except flags.FlagError as error:
         raise UsageError(coded("HVD703", str(error))) from None
-    return asked, command
+    return args, command
 
 
-def _room(asked: argparse.Namespace, size: int) -> tuple[int, int] | None:
+def _room(args: argparse.Namespace, size: int) -> tuple[int, int] | None:
     """Of the terminal of --pty."""
-    if not asked.pty:
+    if not args.pty:
         return None
     from .agent import terminal
 
@@ -285,18 +285,18 @@ def _examine(argv: Sequence[str], command: Sequence[str]) -> int:
     from .hosts import hosts, scheduler
     from .probe import check_build
 
-    asked, rest = _asked([*argv[: len(argv) - len(command)], *command[1:]])
+    args, rest = _parsed([*argv[: len(argv) - len(command)], *command[1:]])
     if rest:
         raise UsageError(f"doctor examines hosts and runs no command: {rest[0]} [HVD703]")
     environ = config.environ()
-    listed = asked.hosts is not None or asked.hostfile is not None
+    listed = args.hosts is not None or args.hostfile is not None
     try:
-        if not listed and (asked.check or scheduler.allocation(environ, hosts.read) is None):
-            if asked.check:
+        if not listed and (args.check or scheduler.allocation(environ, hosts.read) is None):
+            if args.check:
                 return check_build.show()
-            asked.np = asked.np or "1"
-        timeout = config.read(_with_flags(environ, config.variables_of(vars(asked)))).values["start_timeout"]
-        where = host_flags.of(asked, environ, {}, timeout)
+            args.np = args.np or "1"
+        timeout = config.read(_with_flags(environ, config.variables_of(vars(args)))).values["start_timeout"]
+        where = host_flags.of(args, environ, {}, timeout)
     except (HvdOptionError, host_flags.PlaceError, ValueError) as error:
         raise UsageError(coded("HVD704", str(error))) from None
     if where.join is not None or not where.slots:
@@ -304,7 +304,7 @@ def _examine(argv: Sequence[str], command: Sequence[str]) -> int:
             "doctor and --check-build reach hosts by ssh or through a scheduler: give -H, or run them on each host "
             "[HVD703]"
         )
-    return doctor.run(where.slots, where.here, where.gather, environ, asked.measure, asked.check)
+    return doctor.run(where.slots, where.here, where.gather, environ, args.measure, args.check)
 
 
 def _with_flags(environ: Mapping[str, str], options: Mapping[str, str]) -> dict[str, str]:
@@ -320,15 +320,15 @@ def _with_flags(environ: Mapping[str, str], options: Mapping[str, str]) -> dict[
     return merged
 
 
-def _check_flags(asked: argparse.Namespace) -> None:
+def _check_flags(args: argparse.Namespace) -> None:
     """Do they fit each other? Raises UsageError."""
-    if asked.stdin not in (None, "none", "0"):
-        raise UsageError(f"--stdin {asked.stdin}: must be 0 (rank 0 reads stdin) or none [HVD704]")
-    if asked.mpi and asked.gloo:
+    if args.stdin not in (None, "none", "0"):
+        raise UsageError(f"--stdin {args.stdin}: must be 0 (rank 0 reads stdin) or none [HVD704]")
+    if args.mpi and args.gloo:
         raise UsageError("--gloo and --mpi exclude each other [HVD703]")
-    if asked.mpi and asked.bind:
+    if args.mpi and args.bind:
         raise UsageError(
-            f"--bind-to {asked.bind}: does not work with --mpi: give mpirun's own flags in --binding-args [HVD704]"
+            f"--bind-to {args.bind}: does not work with --mpi: give mpirun's own flags in --binding-args [HVD704]"
         )
 
 

@@ -45,8 +45,8 @@ class Answer(NamedTuple):
 
 
 class _Guest:
-    def __init__(self, sock: socket.socket, session: framing.Session, rank: int, who: str, call: bytes) -> None:
-        self.sock, self.rank, self.who = sock, rank, who
+    def __init__(self, sock: socket.socket, session: framing.Session, rank: int, process: str, call: bytes) -> None:
+        self.sock, self.rank, self.who = sock, rank, process
         self.frames = frames(session, CALL, call)
         self.unsent = memoryview(b"")
         self.reader = framing.FrameReader(session, PART_BYTES + 1)
@@ -112,8 +112,8 @@ class FunctionServer:
         if wrong or rank < 0 or (self._size is not None and rank >= self._size):
             arrival.sock.close()
             return
-        who = f"({str(arrival.hello.get('host', '?'))[:64]}, pid {pid})"
-        guest = _Guest(arrival.sock, arrival.session, rank, who, self._call)
+        process = f"({str(arrival.hello.get('host', '?'))[:64]}, pid {pid})"
+        guest = _Guest(arrival.sock, arrival.session, rank, process, self._call)
         registration.keep_watch(arrival.sock, False, SILENCE_S)
         self.seen.add(rank)
         self._guests[rank] = guest
@@ -145,33 +145,33 @@ class FunctionServer:
         self.answers.append(Answer(guest.rank, kind, bytes(guest.held) if kind else why.encode(), guest.who))
 
 
-def address_for(asked: argparse.Namespace, size: int | None, environ: Mapping[str, str]) -> str:
+def address_for(args: argparse.Namespace, size: int | None, environ: Mapping[str, str]) -> str:
     """The address of the function server of a job, whose hosts are those of the command line; size: None: all.
 
     Raises ValueError for hosts that cannot be, or that no route leads to.
     """
     try:
-        if asked.hostfile is not None:
-            with open(asked.hostfile, encoding="utf-8", errors="replace") as file:
-                listed = hosts.parse_hostfile(file.read(), asked.hostfile)
-        elif asked.hosts is not None:
-            listed = hosts.parse_hosts(asked.hosts)
+        if args.hostfile is not None:
+            with open(args.hostfile, encoding="utf-8", errors="replace") as file:
+                listed = hosts.parse_hostfile(file.read(), args.hostfile)
+        elif args.hosts is not None:
+            listed = hosts.parse_hosts(args.hosts)
         else:
             listed = _allocated(environ)
         slots = hosts.assign(listed, size or sum(host.slots for host in listed)) if listed else []
     except OSError as error:
-        raise ValueError(f"hostfile {asked.hostfile}: {error.strerror} [HVD708]") from None
+        raise ValueError(f"hostfile {args.hostfile}: {error.strerror} [HVD708]") from None
     others = [name for name in dict.fromkeys(slot.host for slot in slots) if not host_flags.is_here(name)]
-    if not others and asked.host_discovery_script is None:
+    if not others and args.host_discovery_script is None:
         return "127.0.0.1"
-    wanted = host_flags.interfaces_of(asked)
-    if wanted:
-        return address.of_interfaces(wanted)
+    names = host_flags.interfaces_of(args)
+    if names:
+        return address.of_interfaces(names)
     if not others:
         return address.outward()
-    port = None if asked.ssh_port is None else int(asked.ssh_port)
+    port = None if args.ssh_port is None else int(args.ssh_port)
     try:
-        return address.towards(others, ssh.Ssh(port, asked.ssh_identity, []).resolve)
+        return address.towards(others, ssh.Ssh(port, args.ssh_identity, []).resolve)
     except FileNotFoundError:
         return address.towards(others)  # there is no ssh that could know another name
 

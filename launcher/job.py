@@ -7,7 +7,7 @@ output/lines.py what the output looks like. How agents come to other hosts is no
 returns RemoteHosts.
 
 Order matters three times. The agent of this host is forked before any thread exists and before the store is bound, so
-that it holds nothing of ours. The store hears of a rank's end after it has read that rank's last words. And the last
+that it holds nothing of ours. The store gets a rank's end after it has read that rank's last words. And the last
 report is made when the agents are gone, because then all output has come.
 
 If the launcher is killed, the agents end the job; if the agent of this host is killed, the kernel ends its ranks, and
@@ -63,8 +63,8 @@ class Job:
         self.console = Console(self._size, look, signals.ring, rank_hosts, len(rank_hosts) - self._size)
         self._selector = selectors.DefaultSelector()
         self.heartbeat = Heartbeat(self.links, plan.silence)
-        self._lingering = Lingering(self.ending, plan.lingering, self.console.say)
-        self._given_up = False  # the agent of this host was killed by us
+        self._lingering = Lingering(self.ending, plan.lingering, self.console.announce)
+        self._agent_killed = False  # the agent of this host was killed by us
         self._feed: Feed | None = None  # of rank 0 on another host
         self._interrupts = 0
         self._give_up: float | None = None  # when output that is not read stops being waited for
@@ -105,15 +105,15 @@ class Job:
         plan, own = self.plan, self.own
         first = next(each for each in self.links if 0 in each.ranks)
         if rank_environment.sets_threads(plan.environ, self.far.slots) and not plan.attempt:
-            self.console.say(rank_environment.THREADS_NOTE.format(self._size))
+            self.console.announce(rank_environment.THREADS_NOTE.format(self._size))
         by = f", agent {own.pid}" if own is not None else ""
-        self.tell(f"store on {access.address}:{access.port}, job {access.job:016x}{by}")
-        self.tell(f"command: {' '.join(plan.command)}")
+        self.log_verbose(f"store on {access.address}:{access.port}, job {access.job:016x}{by}")
+        self.log_verbose(f"command: {' '.join(plan.command)}")
         starts = self.starts = Orders(plan, self.far, access, first)
         for each in self.links:
             order = starts.of(each.ranks, each.name, each is own)
             for text in shown(order, each.name):
-                self.tell(text)
+                self.log_verbose(text)
             each.order(**order)
         if plan.stdin and first is not own:
             self._feed = Feed(partial(first.send, INPUT), self._selector)
@@ -149,24 +149,24 @@ class Job:
         self.send(self.ending.act(now))
         for each in self.heartbeat.tick(now):
             self._silent(each)
-        if self.console.broken and self.ending.asked is None:
+        if self.console.broken and self.ending.stop_signal is None:
             self.send(self.ending.signalled(now, signal.SIGPIPE)._replace(number=int(signal.SIGTERM)))
 
     def _listen(self, each: AgentLink) -> None:
         """News from an agent."""
-        heard = each.news()
-        if heard is None:
+        received = each.news()
+        if received is None:
             self.lose(each)
             return
-        for news in heard:
+        for news in received:
             if news["what"] == "started":
                 self.ending.pids[news["rank"]] = news["pid"]
                 each.started = each.ranks.issubset(self.ending.pids)
                 self.policy.started(news["rank"])
-                self.tell(f"{self.policy.called(news['rank'])} is process {news['pid']}")
+                self.log_verbose(f"{self.policy.called(news['rank'])} is process {news['pid']}")
             elif news["what"] == "unstarted":
                 where = f" on {each.name}" if self.far.links else ""
-                self.console.say(f"cannot start {self.policy.called(news['rank'])}{where}: {news['text']}")
+                self.console.announce(f"cannot start {self.policy.called(news['rank'])}{where}: {news['text']}")
                 self.policy.unstarted(each, news["rank"], news["code"])
             elif news["what"] == "ended":
                 self.policy.ended(news["rank"], news["code"])
@@ -177,12 +177,12 @@ class Job:
             elif news["what"] == "left job":
                 self.ending.left.add(each.number)
             elif news["what"] == "pong":
-                each.asked = False
+                each.pinged = False
             elif news["what"] == "took" and self._feed is not None:
                 self._feed.more()
             elif news["what"] == "left":
                 where = f"host {each.name}: " if self.far.links else ""
-                self.console.say(where + news["text"])
+                self.console.announce(where + news["text"])
             elif news["what"] == "done":
                 each.done = True
                 self._release()
@@ -194,9 +194,9 @@ class Job:
                 else:
                     self.ending.warned(news["number"])
 
-    def tell(self, text: str) -> None:
+    def log_verbose(self, text: str) -> None:
         if self.plan.verbose:
-            self.console.say(text)
+            self.console.announce(text)
 
     def _release(self) -> None:
         """Lets agents go that wait for the job's exit code, once nothing runs anywhere."""
@@ -240,11 +240,11 @@ class Job:
     def _silent(self, each: AgentLink) -> None:
         """An agent does not answer: it is stopped, or its host is."""
         if each.pid is not None:
-            if self.ending.asked is None and self.ending.culprit() is None:
+            if self.ending.stop_signal is None and self.ending.culprit() is None:
                 text = f"the agent (pid {each.pid}) of the ranks has not answered for {self.plan.silence:g} s [HVD403]"
                 self.fail(text, 1)
             process.send(each.pid, signal.SIGKILL)  # the kernel ends its ranks
-            self._given_up = True
+            self._agent_killed = True
         else:
             self.lose(each, f"its agent has not answered for {self.plan.silence:g} s (--agent-timeout)")
 
@@ -270,7 +270,7 @@ class Job:
                 if self.plan.verbose or number != signal.SIGINT or self._interrupts == 1:
                     again = "; a second Ctrl-C kills them at once" if number == signal.SIGINT else ""
                     name = process.signal_name(number)
-                    self.console.say(f"{name} is forwarded to the ranks, which have {left:.3g} s to end{again}")
+                    self.console.announce(f"{name} is forwarded to the ranks, which have {left:.3g} s to end{again}")
                 self._give_up = now if self._interrupts > 1 else now + left + OUTPUT_S
             elif number in PASSED_ON:
                 self.order(do="signal", number=number, group=False)
@@ -283,7 +283,7 @@ class Job:
                 process.reap_adopted({each.pid or 0 for each in self.links} | self.policy.children())
 
     def lose(self, each: AgentLink, why: str = "its connection ended") -> None:
-        """An agent has ended, or nothing is heard of it any more."""
+        """An agent has ended, or does not answer any more."""
         self._selector.unregister(each.control)
         each.alive = False
         status = os.waitpid(each.pid, 0)[1] if each.pid is not None else 0
@@ -292,7 +292,7 @@ class Job:
         lost = each.ranks & self.ending.living
         if each.pid is not None:
             end = f"{process.exit_text(process.exit_code(status))} [HVD403]"
-            if not self._given_up:
+            if not self._agent_killed:
                 self.fail(f"the agent (pid {each.pid}) of the ranks ended too early: {end}", 1)
             process.sweep(self._strangers | self.sessions.pids())
         else:
@@ -316,17 +316,17 @@ class Job:
     @property
     def failed(self) -> bool:
         """Whether it has failed by itself: no signal has asked for its end."""
-        asked = self.ending.asked is not None or self.policy.preempted
-        return self._code() != 0 and not asked and not self.console.broken
+        by_request = self.ending.stop_signal is not None or self.policy.preempted
+        return self._code() != 0 and not by_request and not self.console.broken
 
     def _finish(self) -> int:
         self.policy.close()
         self.store.close()
         headline, culprit = self.ending.headline(), self.ending.culprit()
         for cut in filter(None, [each.cut for each in self.links]):
-            self.console.say(cut)
+            self.console.announce(cut)
         if self.failure is not None:
-            self.console.say(self.failure[0])
+            self.console.announce(self.failure[0])
         elif headline is not None and culprit is not None:
             self.console.report(culprit, self.policy.headline(headline))
         self.console.close(self._interrupted)

@@ -22,26 +22,24 @@ class LookError(ValueError):
     """Output cannot be shown so; the text names the flag."""
 
 
-def of(asked: argparse.Namespace, environ: Mapping[str, str]) -> Look:
+def of(args: argparse.Namespace, environ: Mapping[str, str]) -> Look:
     """Raises LookError."""
     size = None
-    if asked.file_mb is not None:
+    if args.file_mb is not None:
         try:
-            size = int(finite_number(asked.file_mb) * (1 << 20))
+            size = int(finite_number(args.file_mb) * (1 << 20))
         except ValueError:
-            raise LookError(f"--output-file-mb {asked.file_mb}: must be a number [HVD704]") from None
+            raise LookError(f"--output-file-mb {args.file_mb}: must be a number [HVD704]") from None
         if size < 1:
-            raise LookError(f"--output-file-mb {asked.file_mb}: must be greater than 0 [HVD704]")
-        if asked.folder is None:
+            raise LookError(f"--output-file-mb {args.file_mb}: must be greater than 0 [HVD704]")
+        if args.folder is None:
             raise LookError("--output-file-mb needs --output-filename DIR, whose files it limits [HVD703]")
     plain = "NO_COLOR" in environ or environ.get("TERM", "dumb") == "dumb"
     terminals = [stream for stream in (1, 2) if os.isatty(stream)]
     redraws = [1, 2] if function_server.KEY in environ else terminals  # hvdlite.run shows it, perhaps in a notebook
-    ranks = _ranks("--ranks-to-console", asked.shown)
-    local_ranks = _ranks("--local-ranks-filter", asked.local_shown)
-    return Look(
-        asked.timestamps, ranks, local_ranks, asked.fold, asked.as_json, [] if plain else terminals, redraws, size
-    )
+    ranks = _ranks("--ranks-to-console", args.shown)
+    local_ranks = _ranks("--local-ranks-filter", args.local_shown)
+    return Look(args.timestamps, ranks, local_ranks, args.fold, args.as_json, [] if plain else terminals, redraws, size)
 
 
 def placed(look: Look, slots: Sequence[Slot]) -> Look:
@@ -52,13 +50,13 @@ def placed(look: Look, slots: Sequence[Slot]) -> Look:
     return look._replace(ranks=ranks if look.ranks is None else ranks.intersection(look.ranks), local_ranks=None)
 
 
-def missing(asked: argparse.Namespace, look: Look, slots: Sequence[Slot]) -> str | None:
+def missing(args: argparse.Namespace, look: Look, slots: Sequence[Slot]) -> str | None:
     """What is wrong with a look at these ranks: one that there is not."""
     last, most = len(slots) - 1, max(slot.local_size for slot in slots) - 1
     if look.ranks and max(look.ranks) > last:
-        return f"--ranks-to-console {asked.shown}: there is no rank {max(look.ranks)}, they end with {last}"
+        return f"--ranks-to-console {args.shown}: there is no rank {max(look.ranks)}, they end with {last}"
     if look.local_ranks and max(look.local_ranks) > most:
-        return f"--local-ranks-filter {asked.local_shown}: no host has so many ranks, they end with {most} there"
+        return f"--local-ranks-filter {args.local_shown}: no host has so many ranks, they end with {most} there"
     return None
 
 

@@ -46,9 +46,9 @@ def run(plan: Plan) -> int:
             code, again = _attempt(plan._replace(attempt=attempt), signals, strangers)
             if not again or attempt == plan.max_restarts:
                 if plan.stdin is None and (unread := stdin.unread()):
-                    _say(plan, unread)
+                    _announce(plan, unread)
                 return code
-            _say(plan, f"restart {attempt + 1} of {plan.max_restarts}")
+            _announce(plan, f"restart {attempt + 1} of {plan.max_restarts}")
             try:
                 _pause(signals, PAUSE_S)
                 if plan.again is not None:
@@ -56,7 +56,7 @@ def run(plan: Plan) -> int:
             except _Interrupted as interrupted:
                 return 128 + interrupted.number
             except PlaceError as error:
-                _say(plan, str(error))
+                _announce(plan, str(error))
                 return code
     raise AssertionError("unreachable: the last attempt returns")
 
@@ -89,17 +89,17 @@ def _attempt(plan: Plan, signals: Signals, strangers: set[int]) -> tuple[int, bo
             own.control.close()  # it knows what that means
             os.waitpid(own.pid, 0)
         for line in str(error).splitlines():
-            _say(plan, line)
-        return error.code, plan.attempt > 0 and not error.asked
+            _announce(plan, line)
+        return error.code, plan.attempt > 0 and not error.by_signal
     job = Job(plan, signals, own, far, strangers)
     code = job.run()
     records = directory.last_words({**plan.environ, **plan.options}, job.number)
     if job.failed and records is not None:
-        _say(plan, records)
+        _announce(plan, records)
     return code, job.failed
 
 
-def _say(plan: Plan, text: str) -> None:
+def _announce(plan: Plan, text: str) -> None:
     """The launcher's own words, while no job has the console."""
     line = words(text, time.time()).decode() if plan.look.as_json else f"hvdlite-run: {text}\n"
     print(line, end="", file=sys.stderr, flush=True)

@@ -124,10 +124,10 @@ def install(front: str) -> None:
     if any(isinstance(finder, _Finder) for finder in sys.meta_path):
         return
     present = sys.modules.get(_ROOT)
-    place = getattr(present, "__file__", None)
-    if present is not None and (place is None or os.path.dirname(os.path.abspath(place)) != front):
+    file = getattr(present, "__file__", None)
+    if present is not None and (file is None or os.path.dirname(os.path.abspath(file)) != front):
         raise ImportError(
-            f"horovod has been imported from {place} already: import hvdlite.as_horovod before it [HVD809]"
+            f"horovod has been imported from {file} already: import hvdlite.as_horovod before it [HVD809]"
         )
     finder = _Finder(front)
     sys.meta_path.insert(0, finder)

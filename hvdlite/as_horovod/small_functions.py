@@ -103,14 +103,14 @@ def ccl_built(verbose: bool = False) -> bool:
 @contextlib.contextmanager
 def env(**kwargs: str | None) -> Iterator[None]:
     """Environment variables for the duration of a block; None leaves a variable as it is."""
-    wanted = {name: value for name, value in kwargs.items() if value is not None}
+    passed = {name: value for name, value in kwargs.items() if value is not None}
     before = config.environ()
-    for name, value in wanted.items():
+    for name, value in passed.items():
         config.write(name, value)
     try:
         yield
     finally:
-        for name in wanted:
+        for name in passed:
             config.write(name, before.get(name))
 
 

@@ -71,7 +71,7 @@ def reopen() -> None:
 
 
 def check(settings: Settings, rank: int) -> None:
-    """Before ranks meet: can rank 0 write the file of trials? HvdOptionError if not."""
+    """Before the rendezvous: raises HvdOptionError if rank 0 cannot write the file of trials."""
     filename = settings.values["autotune_log"]
     if rank == 0 and filename and settings.values["autotune"]:
         from . import trials
@@ -86,9 +86,9 @@ def begin(settings: Settings, rank: int, size: int) -> None:
     if settings.values["autotune"]:
         _search()
     elif rank == 0 and settings.values["autotune_log"]:
-        from .tuner import say
+        from .tuner import note
 
-        say(f"{settings.origin['autotune_log']} waits for HVDLITE_AUTOTUNE=1 or hvd.autotune.reopen()")
+        note(f"{settings.origin['autotune_log']} waits for HVDLITE_AUTOTUNE=1 or hvd.autotune.reopen()")
 
 
 def end() -> None:
@@ -99,10 +99,10 @@ def end() -> None:
     if tuner is None:
         return
     if unfinished:
-        from .tuner import say
+        from .tuner import note
 
         counted = "hvd.DistributedOptimizer counts its own, hvd.autotune.step() those of other loops"
-        say(f"no verdict after {tuner.steps} steps" if tuner.steps else f"it has seen no steps: {counted}")
+        note(f"no verdict after {tuner.steps} steps" if tuner.steps else f"it has seen no steps: {counted}")
     tuner.trials.close()
 
 
@@ -112,7 +112,7 @@ def _search() -> None:
     if _rank != 0 or _settings is None:
         return
     from .trials import Trials
-    from .tuner import Tuner, say
+    from .tuner import Tuner, note
 
     values, origin = _settings.values, _settings.origin
     if _tuner is not None:
@@ -122,9 +122,9 @@ def _search() -> None:
     trials = Trials(values["autotune_log"] or None)
     given = origin["fusion_threshold"]
     if given is not None or _size == 1:
-        say(f"nothing to tune: {f'{given} is given and stays' if given else 'there is only one rank'}")
+        note(f"nothing to tune: {f'{given} is given and stays' if given else 'there is only one rank'}")
         trials.close()
         return
-    asked = [values["autotune_" + name] for name in ("warmup_samples", "steps_per_sample", "max_samples")]
-    _tuner = Tuner(values["fusion_threshold"], (asked[0], asked[1], asked[2]), _core.tune, trials)
+    limits = [values["autotune_" + name] for name in ("warmup_samples", "steps_per_sample", "max_samples")]
+    _tuner = Tuner(values["fusion_threshold"], (limits[0], limits[1], limits[2]), _core.tune, trials)
     watching = True

@@ -18,7 +18,7 @@ HEADER = (
     "hierarchical_allreduce,hierarchical_allgather,torus_allreduce,cache_enabled,cycle_time_ms,"
     "tensor_fusion_threshold,score,trial,step,step_ms,chosen"
 )
-_started: set[str] = set()  # files that this process has begun; later lives and searches go on in them
+_started: set[str] = set()  # files that this process has begun; later incarnations and searches append to them
 
 
 class Trials:
@@ -33,14 +33,14 @@ class Trials:
             self._file = _open(filename, "a" if filename in _started else "w")
             if filename not in _started:
                 _started.add(filename)
-                self._say(HEADER)
+                self._write_row(HEADER)
 
     def add(self, fusion_bytes: int, step: int, milliseconds: float, chosen: bool = False) -> None:
         """One row: a trial, or with `chosen` the verdict on those before it."""
         self.count += not chosen
         score = 1000 / milliseconds
         ours = f"{self.count},{step},{milliseconds:.4f},{int(chosen)}"
-        self._say(f"0,0,0,1,0,{fusion_bytes / (1 << 20):.10g},{score:.6g},{ours}")
+        self._write_row(f"0,0,0,1,0,{fusion_bytes / (1 << 20):.10g},{score:.6g},{ours}")
 
     def close(self) -> None:
         """Closes the file."""
@@ -48,7 +48,7 @@ class Trials:
         if file is not None:
             file.close()
 
-    def _say(self, row: str) -> None:
+    def _write_row(self, row: str) -> None:
         """A full disk ends the file, not the training."""
         if self._file is None:
             return

@@ -23,7 +23,7 @@ from .trials import Trials
 OTHERS = (8 << 20, 32 << 20, 2 << 20, 512 << 10)  # beside the default; where samples are few the last are left out
 
 
-def say(text: str) -> None:
+def note(text: str) -> None:
     """One line for the user."""
     print(f"hvdlite: autotune: {text}", file=sys.stderr, flush=True)
 
@@ -39,23 +39,26 @@ class Tuner:
     def __init__(
         self,
         default: int,
-        asked: tuple[int, int, int],
+        limits: tuple[int, int, int],
         propose: Callable[[int], None],
         trials: Trials,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """asked: warm-up samples, steps per sample, samples at most."""
-        self.budget: Budget = budget(*asked)
+        """limits: warm-up samples, steps per sample, samples at most."""
+        self.budget: Budget = budget(*limits)
         if self.budget.cut:
             warmup, steps, samples = self.budget[:3]
-            whole = f"{asked[0]} warm-up samples and {asked[2]} samples of {asked[1]} steps"
+            whole = f"{limits[0]} warm-up samples and {limits[2]} samples of {limits[1]} steps"
             cut = f"{warmup} and {samples} samples of {steps}"
-            say(f"{whole} would be {(asked[0] + asked[2]) * asked[1]} steps; to end within {STEPS_MAX} it takes {cut}")
+            note(
+                f"{whole} would be {(limits[0] + limits[2]) * limits[1]} steps; "
+                f"to end within {STEPS_MAX} it takes {cut}"
+            )
         self.settings = (default, *(other for other in OTHERS if other != default))
         self.propose, self.trials, self.clock = propose, trials, clock
         self.steps = 0  # calls that counted, over all searches
         self.verdict: Verdict | None = None
-        self._whose = Whose()
+        self._source = Whose()
         self._in_force = default
         self.restart()
 
@@ -71,7 +74,7 @@ class Tuner:
         self._warmup = self.budget.warmup
         self._times: list[float] = []
         self._last: float | None = None
-        self._whose.forget()
+        self._source.forget()
         self._setting = self.settings[0] if self._warmup else next(self._search)
 
     def step(self, source: Any = None) -> None:
@@ -90,8 +93,8 @@ class Tuner:
             self._sample(milliseconds)
 
     def _counts(self, source: Any) -> bool:
-        counts = self._whose.counts(source)
-        if self._whose.anew:
+        counts = self._source.counts(source)
+        if self._source.anew:
             self._last, self._times = None, []
         return counts
 
@@ -127,4 +130,4 @@ class Tuner:
         else:
             text = f"{100 * verdict.gain:+.1f} % in {verdict.pairs} pairs, noise {100 * verdict.noise:.1f} %"
             text = f"kept the default of {shown(default)}: {rival} did not gain enough ({text})"
-        say(f"{text}; {self.steps} steps, {self.trials.count} trials")
+        note(f"{text}; {self.steps} steps, {self.trials.count} trials")

@@ -124,7 +124,7 @@ def load() -> Settings:
 
 
 def environ() -> dict[str, str]:
-    """A copy of this process's environment, for those who look for other variables than the options."""
+    """A copy of this process's environment, for variables other than the options."""
     return dict(os.environ)
 
 
@@ -143,8 +143,8 @@ def add_flags(parser: Any) -> None:
             continue
         if option.is_switch:
             add = {"dest": option.name, "action": "store_const"}
-            said = option.help.removeprefix("1: ")
-            on = f"{said[:1].upper()}{said[1:]} Default {option.default_text}; environment {option.variable}."
+            text = option.help.removeprefix("1: ")
+            on = f"{text[:1].upper()}{text[1:]} Default {option.default_text}; environment {option.variable}."
             parser.add_argument(option.flag, const="1", help=on, **add)
             parser.add_argument("--no-" + option.flag[2:], const="0", help=f"Not {option.flag}.", **add)
             continue

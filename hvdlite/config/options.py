@@ -54,7 +54,7 @@ OPTIONS = (
     Option("member", _whole, None, "Number of this process in an elastic job.", scope="rank", alias=None, low=0),
     Option("expected_place", str, None, "Place that a process assumes if it joins later.", scope="rank", alias=None),
     Option("agent", str, None, "Connection to this rank's agent (hvdlite-run --mpi).", scope="rank", alias=None),
-    Option("server", _whole, None, "Number of this server of tables.", "rank", alias=None, low=0),
+    Option("server", _whole, None, "Number of this parameter server.", "rank", alias=None, low=0),
     Option("servers", _whole, 0, _SERVERS, alias=None, flag="--servers", agreed=True, low=0, high=64),
     Option("ps_curve", _switch, True, "0: messages of hvd.ps are not encrypted.", alias=None, agreed=True),
     Option("wire_auth", _switch, False, "1: tensors are signed.", alias=None, flag="--wire-auth", agreed=True),

@@ -141,7 +141,7 @@ class HvdInitError(HvdError):
     """
 
     _over = False  # the job ends, and its launcher says why
-    _again = False  # the link to a rank that lives is cut, in an elastic job: the ranks meet anew
+    _again = False  # the link to a living rank is cut, in an elastic job: the ranks join a new rendezvous
 
 
 class HvdRemoved(HvdInitError):

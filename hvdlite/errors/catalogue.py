@@ -46,14 +46,14 @@ ROWS: dict[str, Row] = {
 
 def find(code: str) -> Row:
     """The row of a code, in any case, as a number or in brackets. ValueError for an unknown code."""
-    wanted = code.strip().strip("[]").upper()
-    wanted = f"HVD{wanted}" if wanted.isdecimal() and wanted.isascii() else wanted
-    if wanted in ROWS:
-        return ROWS[wanted]
-    if not (wanted.startswith("HVD") and wanted.isascii() and wanted[3:].isdigit()):
+    full_code = code.strip().strip("[]").upper()
+    full_code = f"HVD{full_code}" if full_code.isdecimal() and full_code.isascii() else full_code
+    if full_code in ROWS:
+        return ROWS[full_code]
+    if not (full_code.startswith("HVD") and full_code.isascii() and full_code[3:].isdigit()):
         raise ValueError(f"{code[:40]!r} is not a code of hvdlite: codes look like HVD301 [HVD704]")
-    near = min(ROWS, key=lambda each: abs(int(each[3:]) - int(wanted[3:12])))
-    raise ValueError(f"there is no code {wanted[:40]}; the nearest is {near}: {ROWS[near].title} [HVD704]")
+    near = min(ROWS, key=lambda each: abs(int(each[3:]) - int(full_code[3:12])))
+    raise ValueError(f"there is no code {full_code[:40]}; the nearest is {near}: {ROWS[near].title} [HVD704]")
 
 
 def meant(text: str) -> list[Row]:
@@ -65,8 +65,8 @@ def meant(text: str) -> list[Row]:
         return found
     if len(text.split()) < 2 and re.match(r"[\[\s]*(hvd|\d|$)", text, re.IGNORECASE):
         return [find(text)]
-    wanted = text.lower().split()
-    found = [row for row in ROWS.values() if all(word in " ".join(row).lower() for word in wanted)]
+    words = text.lower().split()
+    found = [row for row in ROWS.values() if all(word in " ".join(row).lower() for word in words)]
     if not found:
         code = message_index.nearest(text, message_index.messages())
         found = [ROWS[code]] if code in ROWS else []
@@ -83,7 +83,7 @@ def meant(text: str) -> list[Row]:
 def explained(row: Row, width: int = 96) -> str:
     """The row as a terminal shows it; ends with a newline."""
     lines = [f"{row.code}: {row.title}", f"({FAMILIES[row.code[3]]}; {row.raises})"]
-    for head, said in (("Cause", row.cause), ("Remedy", row.remedy), ("Example", row.example)):
-        if said:
-            lines += ["", *textwrap.wrap(f"{head}: {said}", width, break_long_words=False, break_on_hyphens=False)]
+    for head, text in (("Cause", row.cause), ("Remedy", row.remedy), ("Example", row.example)):
+        if text:
+            lines += ["", *textwrap.wrap(f"{head}: {text}", width, break_long_words=False, break_on_hyphens=False)]
     return "\n".join(lines) + "\n"

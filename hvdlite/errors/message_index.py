@@ -35,7 +35,7 @@ def messages() -> list[tuple[str, str]]:
         for path in folder.rglob("*.py"):
             text = path.read_text(encoding="utf-8")
             lines = [number for number, line in enumerate(text.split("\n"), 1) if "HVD" in line]
-            found.update(_told(ast.parse(text), lines) if lines else ())
+            found.update(_raised_texts(ast.parse(text), lines) if lines else ())
     for path in folders[0].rglob("*.so"):
         for code, text, ended, at_end in _IN_CORE.findall(path.read_bytes()):
             plain = re.sub(r"%[-+0-9.*]*(?:ll|[lzjh])?[a-zA-Z]", " ", (text or ended).decode(errors="replace"))
@@ -45,14 +45,14 @@ def messages() -> list[tuple[str, str]]:
 
 def nearest(text: str, known: Sequence[tuple[str, str]]) -> str | None:
     """The code of the message that a text, or one line of it, resembles most; None: it resembles none."""
-    told = [frozenset(words(message)) for _, message in known]
-    seen = Counter(word for each in told for word in each)
-    weight = {word: math.log(1 + len(told) / count) for word, count in seen.items()}
+    word_sets = [frozenset(words(message)) for _, message in known]
+    seen = Counter(word for each in word_sets for word in each)
+    weight = {word: math.log(1 + len(word_sets) / count) for word, count in seen.items()}
     best, code = 0.0, None
     for part in {text, *text.splitlines()}:
-        given = set(words(part))
-        for each, (its_code, _) in zip(told, known):
-            shared = each & given
+        own_words = set(words(part))
+        for each, (its_code, _) in zip(word_sets, known):
+            shared = each & own_words
             if len(shared) < _LEAST_WORDS:
                 continue
             share = sum(map(weight.__getitem__, shared)) / sum(map(weight.__getitem__, each))
@@ -68,7 +68,7 @@ def words(text: str) -> list[str]:
     return _WORD.findall(text.lower())
 
 
-def _told(node: ast.AST, lines: list[int]) -> Iterator[tuple[str, str]]:
+def _raised_texts(node: ast.AST, lines: list[int]) -> Iterator[tuple[str, str]]:
     """The messages of a source: literals that end with a code or are given to coded(). lines: those with a code."""
     if isinstance(node, (ast.JoinedStr, ast.BinOp, ast.Constant)):
         found = _AT_END.fullmatch(_literal(node))
@@ -82,7 +82,7 @@ def _told(node: ast.AST, lines: list[int]) -> Iterator[tuple[str, str]]:
     for child in ast.iter_child_nodes(node):
         first, last = getattr(child, "lineno", 0), getattr(child, "end_lineno", lines[-1])
         if bisect_left(lines, first) < bisect_right(lines, last):
-            yield from _told(child, lines)
+            yield from _raised_texts(child, lines)
 
 
 def _literal(node: ast.AST) -> str:

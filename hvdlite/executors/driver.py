@@ -38,7 +38,7 @@ RETURNED, RAISED, SUFFERED = "returned", "raised", "suffered"
 _GRACE_S = 1.0  # after the first failure: others that follow from it need not be waited for
 _CAUSE_S = 1.5  # after a failure that must have a cause elsewhere
 _TURN_S = 0.05
-_TOLD_S = 3.0  # for the store to hear of an end
+_REPORT_S = 3.0  # for the report of an end to reach the store
 # What the driver or the engine may have of another job, for torch.distributed.
 _OTHERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID")
 _PROBE = "hvdlite: returned"  # barriers of users have no name
@@ -69,7 +69,7 @@ class DriverStore:
         self.size, self._timeout, secret = size, start_timeout, secrets.token_bytes(32)
         self._job, self._ends, self._over = secrets.randbits(63) | 1, queue.SimpleQueue[Any](), threading.Event()
         store = StoreServer(size, secret, self._job, address=address)
-        self._where, self._secret, self._who, self._store = store.address, secret, store.who, store
+        self._where, self._secret, self._process_of, self._store = store.address, secret, store.who, store
         args = (store, self._ends, self._over)
         self._thread = threading.Thread(target=_serve, args=args, name="hvdlite store", daemon=True)
         self._thread.start()
@@ -97,7 +97,7 @@ class DriverStore:
 
     def who(self, rank: int) -> str:
         """`rank 1 (pid 7 on host)`, as far as it has reported it."""
-        return self._who(rank)
+        return self._process_of(rank)
 
     def lost(self, rank: int, why: str, who: str | None = None) -> str:
         """The engine reports that this worker is gone: the other ranks get the error, now or when they join. Returns
@@ -114,7 +114,7 @@ class DriverStore:
 
     def end(self, why: str) -> None:
         """Ends the job: the next collective of each rank fails."""
-        for rank in range(min(2, self.size)):  # of one all others hear, of the other that one
+        for rank in range(min(2, self.size)):  # one's end reaches all others, the other's end that one
             self.lost(rank, why)
 
     def close(self) -> None:
@@ -172,27 +172,27 @@ def call_of(function: Callable[..., Any], args: Sequence[Any] | None, kwargs: Ma
 def made(environ: Mapping[str, str | None], call: bytes, stays: bool = False) -> Answer:
     """In a worker: makes the call as the rank of this environment, which is as before afterwards. stays: a rank whose
     call returns does not leave the job."""
-    rank, who = int(environ["HVDLITE_RANK"] or 0), f"(pid {os.getpid()} on {socket.gethostname()})"
+    rank, process = int(environ["HVDLITE_RANK"] or 0), f"(pid {os.getpid()} on {socket.gethostname()})"
     try:
         with _alone(float(environ["HVDLITE_START_TIMEOUT"] or 0)), environment(environ):
-            return _made(rank, who, call, stays, environ)
+            return _made(rank, process, call, stays, environ)
     except HvdRunError as error:
         ended(environ, error)
-        return Answer(rank, who, RAISED, worker.described(error, rank))
+        return Answer(rank, process, RAISED, worker.described(error, rank))
 
 
-def _made(rank: int, who: str, call: bytes, stays: bool, environ: Mapping[str, str | None]) -> Answer:
+def _made(rank: int, process: str, call: bytes, stays: bool, environ: Mapping[str, str | None]) -> Answer:
     """The same, in the environment of the rank."""
     answer, failure = None, None
     try:
         body = worker.made(call, rank)
-        answer = Answer(rank, who, RETURNED, body, stays and init.is_initialized())
+        answer = Answer(rank, process, RETURNED, body, stays and init.is_initialized())
     except BaseException as error:
         failure = error
         tell(error)
         if isinstance(error, (KeyboardInterrupt, GeneratorExit)):
             raise
-        return Answer(rank, who, SUFFERED if is_consequence(error) else RAISED, worker.described(error, rank))
+        return Answer(rank, process, SUFFERED if is_consequence(error) else RAISED, worker.described(error, rank))
     finally:
         if answer is None or not stays:
             leave()
@@ -231,7 +231,7 @@ def ended(environ: Mapping[str, str | None], error: BaseException | None) -> Non
     rank = int(where[3])
     how = "returned from its function" if error is None else _raised(error)
     text = coded("HVD401", f"rank {rank} (pid {os.getpid()} on {socket.gethostname()}) {how}")
-    store_client.ended(where[0], int(where[1]), bytes.fromhex(where[2]), rank, text, _TOLD_S)
+    store_client.ended(where[0], int(where[1]), bytes.fromhex(where[2]), rank, text, _REPORT_S)
 
 
 def awaited() -> str:

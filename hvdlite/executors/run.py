@@ -121,7 +121,7 @@ def run(
     if isinstance(num_proc, bool) or not isinstance(num_proc, int) or num_proc < 1:
         raise ValueError(f"num_proc={num_proc!r}: must be a whole number of ranks, at least 1 [HVD244]")
     least, most = min_num_proc or min_np, max_num_proc or max_np
-    elastic = any(given is not None for given in (least, most, host_discovery_script))
+    elastic = any(value is not None for value in (least, most, host_discovery_script))
     if elastic and num_proc == 1:  # the default
         num_proc = least or 1
     if hosts is not None and hostfile is not None:
@@ -166,10 +166,10 @@ class _Call:
 
         call = packed(func, args, kwargs)
         environ = config.environ()
-        place = function_server.address_for(cli.read_flags(self._flags), self._size, environ)
+        host_address = function_server.address_for(cli.read_flags(self._flags), self._size, environ)
         key = os.urandom(32)
         with self._selector:
-            counter = function_server.FunctionServer(key, place, self._size, call)
+            counter = function_server.FunctionServer(key, host_address, self._size, call)
             try:
                 address, port = counter.address
                 far = [self._executable, *python_command.words("hvdlite.executors.worker")[1:], address, str(port)]
@@ -243,13 +243,13 @@ class _Call:
         ]
         first = next((each for each in failed if each.kind != function_server.SUFFERED), failed[0] if failed else None)
         if first is None:
-            said = [line for line in self._words.splitlines() if line.startswith("hvdlite-run: ")]
+            lines = [line for line in self._words.splitlines() if line.startswith("hvdlite-run: ")]
             why = f"the job ended with {_code(code)}" if code else "not all ranks have answered"
-            raise HvdRunError(coded("HVD721", "\n".join([why, *said])), None, code)
+            raise HvdRunError(coded("HVD721", "\n".join([why, *lines])), None, code)
         if first.kind == 0:
-            who, why = f"rank {first.rank} {first.who}", f" ({uncoded(first.body.decode())})" if first.body else ""
+            shown, why = f"rank {first.rank} {first.who}", f" ({uncoded(first.body.decode())})" if first.body else ""
             raise HvdRunError(
-                coded("HVD721", f"{who} ended without an answer{why}; the job ended with {_code(code)}"),
+                coded("HVD721", f"{shown} ended without an answer{why}; the job ended with {_code(code)}"),
                 first.rank,
                 code,
             )

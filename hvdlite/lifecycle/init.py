@@ -171,7 +171,7 @@ def _init(comm: Any, process_sets: Sequence[ProcessSet] | str | None) -> None:
             raise
         place = bootstrap.completed(place, layout)
         if settings.values["member"] is not None:
-            elastic_member.tell_environment(place)
+            elastic_member.update_environment(place)
         _state.links = _start(place, settings, store, layout)
         _state.store, _state.homogeneous, _state.aborts = store, layout is None or layout.homogeneous, False
         use_links(_state.links)
@@ -201,31 +201,33 @@ def _found(
     """The rank assignment, and the rendezvous if that is MPI."""
     if settings.values["member"] is not None:
         return elastic_member.joined(settings.values, _core.VERSION, _core.WIRE_VERSION)
-    told: discovery.Place | None = None
+    assigned: discovery.Place | None = None
     try:
-        told = discovery.discover(environ)
+        assigned = discovery.discover(environ)
     except HvdInitError:
         if not mpi.is_communicator(comm):  # with a communicator, the launcher may be unknown
             raise
     values = settings.values
-    bootstrap.settle_secret(values, told)
-    if mpi.wanted(comm, told, environ, values["plane"]):
+    bootstrap.settle_secret(values, assigned)
+    if mpi.wanted(comm, assigned, environ, values["plane"]):
         from ..mpi import world
 
-        met = world.open_world(comm, told, values["start_timeout"], _state.inits, values["secret_key"], values["agent"])
+        met = world.open_world(
+            comm, assigned, values["start_timeout"], _state.inits, values["secret_key"], values["agent"]
+        )
         return met.place, met
-    assert told is not None
-    _require_all(comm, told.size)
-    return told, None
+    assert assigned is not None
+    _require_all(comm, assigned.size)
+    return assigned, None
 
 
 def _require_all(comm: Any, size: int) -> None:
     """Raises HvdNotYetError if init is to make a job of some ranks only."""
     if comm is None or (isinstance(comm, (list, tuple, range)) and sorted(comm) in ([], list(range(size)))):
         return
-    said = f"comm={comm!r}" if isinstance(comm, (list, tuple, range)) else f"a comm of type {type(comm).__name__}"
+    value = f"comm={comm!r}" if isinstance(comm, (list, tuple, range)) else f"a comm of type {type(comm).__name__}"
     raise HvdNotYetError(
-        f"hvd.init with {said} needs a job under MPI (started with mpirun or mpiexec). This job has {size} "
+        f"hvd.init with {value} needs a job under MPI (started with mpirun or mpiexec). This job has {size} "
         f"rank{('s' if size > 1 else '')}, and init needs all of them: leave out comm, and use hvd.ProcessSet for a "
         "subset. [HVD126]"
     )

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 _exit: list[tuple[str, int]] = []  # the report of the sys.exit that has ended the script, and the exit code
 _ROOM = 1000  # characters of an exception's text
 _CODE = re.compile(r"\[(HVD\d{3})\](?:\x1b\[\d*m)?[ \t\r]*$", re.MULTILINE)  # Keras prints its causes in bold
-_SAID = re.compile(r"rank \d+( \([^)]*\))? (raised|called) ")  # by the rank itself
+_OWN_REPORT = re.compile(r"rank \d+( \([^)]*\))? (raised|called) ")  # by the rank itself
 # What a paragraph begins after: an empty line, or "(0) UNKNOWN: " where TensorFlow reports several errors.
 _BEFORE = re.compile(r"\n\s*\n(?:\x1b\[\d*m)?|^\s*\(\d+\) [A-Za-z_ ]+: ", re.MULTILINE)
 
@@ -71,11 +71,11 @@ def install(report: Callable[[str, BaseException | None], None]) -> None:
 
     def excepthook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         try:
-            if plain and not _told(error, trace) and not _to_user(error, trace):
+            if plain and not _only_consequence(error, trace) and not _to_user(error, trace):
                 previous(kind, error, trace)
         finally:
             try:
-                _say(report, f"raised {_described(kind, error, trace)}", error)
+                _report(report, f"raised {_described(kind, error, trace)}", error)
             finally:
                 if not plain:
                     previous(kind, error, trace)
@@ -85,9 +85,11 @@ def install(report: Callable[[str, BaseException | None], None]) -> None:
         try:
             if hooked.exc_type is not SystemExit and thread is not None and thread in _core.callers:
                 what = _described(hooked.exc_type, hooked.exc_value or hooked.exc_type(), hooked.exc_traceback)
-                _say(report, f"raised {what} in thread {thread.name!r}", hooked.exc_value)
+                _report(report, f"raised {what} in thread {thread.name!r}", hooked.exc_value)
         finally:
-            if of_threads is not threading.__excepthook__ or not _told(hooked.exc_value, hooked.exc_traceback):
+            if of_threads is not threading.__excepthook__ or not _only_consequence(
+                hooked.exc_value, hooked.exc_traceback
+            ):
                 of_threads(hooked)
 
     def exit(status: Any = None, /) -> None:
@@ -102,7 +104,7 @@ def install(report: Callable[[str, BaseException | None], None]) -> None:
     _wrap_quitters()
 
 
-def _say(report: Callable[[str, BaseException | None], None], what: str, error: BaseException | None) -> None:
+def _report(report: Callable[[str, BaseException | None], None], what: str, error: BaseException | None) -> None:
     for again in (True, True, False):
         try:
             return report(what, meant(error))
@@ -111,14 +113,14 @@ def _say(report: Callable[[str, BaseException | None], None], what: str, error: 
                 sys.__excepthook__(*sys.exc_info())  # type: ignore[arg-type]
 
 
-def _told(error: BaseException | None, trace: TracebackType | None) -> bool:
+def _only_consequence(error: BaseException | None, trace: TracebackType | None) -> bool:
     """Whether the exception only reports another rank's failure, and has been printed in one line: the traceback that
     matters is that rank's. No line where that rank has reported it itself and hvdlite-run does at the end."""
     try:
         if isinstance(error, HvdInitError) and error._over:
             return True
-        line = _heard(error, trace)
-        if line and not (_SAID.search(line) and {"HVDLITE_STORE_PORT", "HVDLITE_AGENT"} & set(config.environ())):
+        line = _consequence(error, trace)
+        if line and not (_OWN_REPORT.search(line) and {"HVDLITE_STORE_PORT", "HVDLITE_AGENT"} & set(config.environ())):
             print(line, file=sys.stderr, flush=True)
         return line is not None
     except BaseException:
@@ -129,27 +131,27 @@ def _to_user(error: BaseException, trace: TracebackType | None) -> bool:
     """Whether an error of ours has been printed with its calls down to the user's own line, without those of ours and
     of a framework below it. Python's development mode (python -X dev) shows them."""
     try:
-        if sys.flags.dev_mode or code_of(_said(error)) is None:
+        if sys.flags.dev_mode or code_of(_text(error)) is None:
             return False
         import traceback
 
-        told = traceback.TracebackException(type(error), error, trace)
-        own = max((at for at, call in enumerate(told.stack, 1) if not _installed(call.filename)), default=0)
-        del told.stack[own or len(told.stack) :]
-        print("".join(told.format()), end="", file=sys.stderr, flush=True)
+        formatted = traceback.TracebackException(type(error), error, trace)
+        own = max((at for at, call in enumerate(formatted.stack, 1) if not _installed(call.filename)), default=0)
+        del formatted.stack[own or len(formatted.stack) :]
+        print("".join(formatted.format()), end="", file=sys.stderr, flush=True)
         return True
     except BaseException:
         return False
 
 
-def _heard(error: BaseException | None, trace: TracebackType | None) -> str | None:
+def _consequence(error: BaseException | None, trace: TracebackType | None) -> str | None:
     """`train.py:12: HvdPeerLostError: allreduce of 'x' on rank 0: rank 1 raised ...`; None for what else has failed."""
     lost = meant(error)
     if error is None or not isinstance(lost, HvdPeerLostError) or lost.rank in (None, _core.lib.hvd_rank()):
         return None
     if error.__cause__ is not None or (error.__context__ is not None and not error.__suppress_context__):
         return None  # something has failed here before
-    return f"{_place(_passed(trace)).strip(' ()')}: HvdPeerLostError: {_line(_cause(_said(error)))}"
+    return f"{_place(_passed(trace)).strip(' ()')}: HvdPeerLostError: {_line(_cause(_text(error)))}"
 
 
 def _wrap_quitters() -> None:
@@ -191,7 +193,7 @@ def exited() -> tuple[str, BaseException | None] | None:
 
 
 def status() -> int:
-    """At exit: the exit code of this process, as far as hooks have heard of it."""
+    """At exit: the exit code of this process, as far as hooks have seen it."""
     if _exit:
         return _exit[0][1]
     if exited() is None:
@@ -200,8 +202,8 @@ def status() -> int:
 
 
 def _of_exit(called: str, status: Any, frame: FrameType) -> str:
-    said = repr(status) if isinstance(status, int) else repr(str(status)[:400])
-    text = f"called {called}({said}){_place(_frames(frame))}"
+    value = repr(status) if isinstance(status, int) else repr(str(status)[:400])
+    text = f"called {called}({value}){_place(_frames(frame))}"
     before = sys.exc_info()[1]
     if isinstance(before, SystemExit):  # the error was raised while that one was handled
         before = before.__context__
@@ -224,29 +226,29 @@ def refused(store: store_client.Rendezvous, rank: int, error: BaseException, aga
 
 def describe(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> str:
     """`ValueError: boom (train.py:12)`: the innermost line that is the user's own, not of an installed package."""
-    said = _cause(_said(error))
-    code = code_of(said)
-    text = f"{kind.__name__}: {uncoded(said)}" if said else kind.__name__
+    text = _cause(_text(error))
+    code = code_of(text)
+    text = f"{kind.__name__}: {uncoded(text)}" if text else kind.__name__
     return _line(text)[:_ROOM] + _place(_passed(trace)) + (f" [{code}]" if code else "")
 
 
-def _said(error: BaseException) -> str:
+def _text(error: BaseException) -> str:
     try:
         return str(error)
     except Exception:
         return ""
 
 
-def _cause(said: str) -> str:
+def _cause(text: str) -> str:
     """Of a text in whose midst one of ours stands, the paragraph that ends with its code; else the text.
 
     An error that comes out of a graph of TensorFlow begins with the calls that made the node, longer than there is room
     for, and ends with the node's name.
     """
-    found = _CODE.search(said)
-    if found is None or (len(said) <= _ROOM and code_of(said)):
-        return said
-    text = said[: found.end(1) + 1]
+    found = _CODE.search(text)
+    if found is None or (len(text) <= _ROOM and code_of(text)):
+        return text
+    text = text[: found.end(1) + 1]
     return text[max((before.end() for before in _BEFORE.finditer(text)), default=0) :].strip()
 
 
@@ -255,7 +257,7 @@ def meant(error: BaseException | None) -> BaseException | None:
     the rank that is lost; else the exception."""
     if error is None or isinstance(error, HvdError):
         return error
-    text = _cause(_said(error))
+    text = _cause(_text(error))
     code = code_of(text) or ""
     if code not in ("HVD029", "HVD401", "HVD402", "HVD458") and not "HVD450" <= code <= "HVD456":  # of what ended a job
         return error
@@ -292,16 +294,16 @@ def _frames(frame: FrameType | None) -> Iterator[tuple[str, int]]:
 
 def _passed(trace: TracebackType | None) -> Iterator[tuple[str, int]]:
     """Of a traceback, likewise."""
-    places = []
+    calls = []
     while trace is not None:
-        places.append((trace.tb_frame.f_code.co_filename, trace.tb_lineno))
+        calls.append((trace.tb_frame.f_code.co_filename, trace.tb_lineno))
         trace = trace.tb_next
-    return reversed(places)
+    return reversed(calls)
 
 
-def _place(places: Iterator[tuple[str, int]]) -> str:
+def _place(calls: Iterator[tuple[str, int]]) -> str:
     innermost = None
-    for file, line in places:
+    for file, line in calls:
         innermost = innermost or (file, line)
         if not _installed(file):
             return f" ({_line(os.path.basename(file))}:{line})"

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from .aggregator import Gathering
     from .step_log import Journal
 
-_TRACKERS = ("add_scalar", "log_metrics", "log")  # what they have to be told by
+_TRACKERS = ("add_scalar", "log_metrics", "log")  # methods, one of which a tracker must have
 
 __all__ = ["StepLogger", "begin", "data_waited", "end", "report", "stats", "stats_step", "step", "write_stats"]
 
@@ -40,7 +40,7 @@ class _State:
     """What belongs to one life of a job."""
 
     def __init__(self) -> None:
-        self.whose = Whose()
+        self.step_source = Whose()
         self.history = step_rows.History()
         self.since_ns = 0
         self.journal: Journal | None = None
@@ -53,7 +53,7 @@ _state = _State()
 def step(source: Any = None, optimizer_ns: int = 0) -> None:
     """A step is over. source: what made it, so that one counts where there are several; None: the script says so.
     optimizer_ns: of it, in the optimizer itself. Costs a microsecond; does nothing before init()."""
-    if _state.whose.counts(source):
+    if _state.step_source.counts(source):
         lib.hvd_step(0, optimizer_ns)
 
 
@@ -269,7 +269,7 @@ class StepLogger:
         if isinstance(every, bool) or not isinstance(every, int) or every < 1:
             raise ValueError(f"every must be a number of steps, not {every!r} [HVD242]")
         self._log, self._every, self._calls = log, every, 0
-        self._counted = self._told = steps()
+        self._counted = self._reported = steps()
 
     def step(self, number: int | None = None) -> None:
         """Count a training step, and send a point after every ``every`` calls.
@@ -291,9 +291,9 @@ class StepLogger:
             from . import step_logger
 
             found = step_logger.point(
-                [each for each in _state.history.steps(self._told) if each.number > 1], self._every
+                [each for each in _state.history.steps(self._reported) if each.number > 1], self._every
             )
-            self._told = self._counted
+            self._reported = self._counted
             if self._log is not None and found:
                 step_logger.send(self._log, found, self._calls if number is None else number)
 

@@ -3,10 +3,10 @@
 A thread of each rank, which is there only if HVDLITE_METRICS_PORT asks for it, submits an alltoall in which only rank 0
 gets something, and looks later whether it is over; only then it submits the next. So ranks take part one by one,
 whatever the training does meanwhile, and none of them ever waits: a rank that is busy, has joined or has ended delays
-the others' next report, and nothing else. What was heard last stays, with its age.
+the others' next report, and nothing else. The last report of a rank stays, with its age.
 
 A report that fails is a report less: where a rank has joined, gathers are refused until all have; where one has left or
-the job has failed, there are no more, and the training hears of it from its own collectives.
+the job has failed, there are no more, and its collectives report that to the training.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ STEPS_JUDGED = 1024  # the last, of which lateness is
 LOOK_S = 0.05
 
 
-class Heard:
+class Reports:
     """What rank 0 knows of all ranks."""
 
     def __init__(self, size: int) -> None:
@@ -66,8 +66,8 @@ class Heard:
         """For /healthz: whether the job goes on, and in words."""
         failure = _core.failure_of_job()
         with self._lock:
-            heard = f"{len(self._reports)} of {self._size} ranks have reported\n"
-        return failure is None, [(heard if failure is None else f"the job has failed: {failure[2]}\n").encode()]
+            status = f"{len(self._reports)} of {self._size} ranks have reported\n"
+        return failure is None, [(status if failure is None else f"the job has failed: {failure[2]}\n").encode()]
 
 
 class Gathering:
@@ -77,11 +77,11 @@ class Gathering:
         self._interval: float = values["metrics_interval"]
         self._rank, self._size, self._host, self._history = rank, _core.size(), host, history
         self._ended = threading.Event()
-        self._heard = Heard(self._size)
+        self._received = Reports(self._size)
         self._pending: _core.Pending | None = None
         self.port: Port | None = None
         if rank == 0:
-            self.port = _opened(values["metrics_host"], values["metrics_port"], self._heard)
+            self.port = _opened(values["metrics_host"], values["metrics_port"], self._received)
         self._thread = threading.Thread(target=self._run, name="hvdlite metrics", daemon=True)
         self._thread.start()
 
@@ -100,15 +100,15 @@ class Gathering:
     def _send(self) -> None:
         mine = report(self._rank, self._host, self._history)
         if self._rank == 0:
-            self._heard.take({0: mine})
+            self._received.take({0: mine})
         if self._size == 1:
             return
-        said = packed(mine)
-        block = ffi.from_buffer(said)
-        splits = (len(said), *[0] * (self._size - 1))
+        payload = packed(mine)
+        block = ffi.from_buffer(payload)
+        splits = (len(payload), *[0] * (self._size - 1))
         self._pending = _core.submit(
-            _core.ALLTOALL, 0, _core.DTYPES["uint8"], NAME, (len(said),), int(ffi.cast("uintptr_t", block)), 0,
-            (said, block), quiet=lib.HVD_ASIDE, splits=splits,
+            _core.ALLTOALL, 0, _core.DTYPES["uint8"], NAME, (len(payload),), int(ffi.cast("uintptr_t", block)), 0,
+            (payload, block), quiet=lib.HVD_ASIDE, splits=splits,
         )  # fmt: skip
 
     def _collect(self) -> None:
@@ -123,14 +123,14 @@ class Gathering:
             return
         gathered, at, reports = pending.gathered(), 0, {}
         for rank, count in enumerate(gathered.rows_of):
-            said = bytes(ffi.buffer(ffi.cast("char *", gathered.address) + at, count)) if count else b""
+            payload = bytes(ffi.buffer(ffi.cast("char *", gathered.address) + at, count)) if count else b""
             at += count
-            found = unpacked(said) if self._rank == 0 else None
+            found = unpacked(payload) if self._rank == 0 else None
             if found is not None:
                 reports[rank] = found
         pending.release()
         if self._rank == 0:
-            self._heard.take(reports)
+            self._received.take(reports)
 
     def close(self) -> None:
         """The thread has ended and the port is free when this returns; soon."""
@@ -141,10 +141,10 @@ class Gathering:
             self.port.close()
 
 
-def _opened(host: str, number: int, heard: Heard) -> Port | None:
+def _opened(host: str, number: int, reports: Reports) -> Port | None:
     """A port that is taken is no reason to end a job that may have waited for hours to begin."""
     try:
-        port = Port(host, number, {"/metrics": Page(heard.page), "/healthz": Page(heard.health)})
+        port = Port(host, number, {"/metrics": Page(reports.page), "/healthz": Page(reports.health)})
     except OSError as error:
         why = (error.strerror or str(error)).partition(" (while")[0]  # create_server repeats the address
         print(

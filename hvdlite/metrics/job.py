@@ -1,4 +1,4 @@
-"""All ranks' numbers at once: a collective, for who asks for everyone.
+"""All ranks' numbers at once: a collective, for `hvd.stats(everyone=True)`.
 
 Each rank sends its own numbers and when it arrived in its last steps, and all get all of it, so every rank
 computes the same lateness. It is one allgather of a few dozen kilobytes for each rank: for the end of an epoch, and not
@@ -23,7 +23,7 @@ def gathered(mine: dict[str, Any], steps: Sequence[Step]) -> dict[str, Any]:
     arrived = {}
     if clock is not None:
         arrived = {step.number: step.arrived_ns + clock[0] for step in recent(steps) if step.arrived_ns}
-    said = json.dumps({"stats": mine, "arrived": arrived}).encode()
-    of_all = [json.loads(part) for part in allgather_bytes(said, "hvdlite.stats")]
+    payload = json.dumps({"stats": mine, "arrived": arrived}).encode()
+    of_all = [json.loads(part) for part in allgather_bytes(payload, "hvdlite.stats")]
     times = [{int(number): time for number, time in each["arrived"].items()} for each in of_all]
     return {"ranks": [each["stats"] for each in of_all], "lateness": judge(times)}

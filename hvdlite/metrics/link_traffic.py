@@ -38,7 +38,7 @@ def link_stats(process_set: ProcessSet = global_process_set) -> dict[int, dict[s
     """
     number, stats = number_of(process_set), {}
     counts = ffi.new("uint64_t[]", len(_COUNTS))
-    for place, rank in enumerate(process_set.ranks):
-        if _core.checked(lib.hvd_link_counts(number, place, counts)):
+    for index, rank in enumerate(process_set.ranks):
+        if _core.checked(lib.hvd_link_counts(number, index, counts)):
             stats[int(rank)] = dict(zip(_COUNTS, map(int, counts)))
     return stats

@@ -11,7 +11,7 @@ import json
 from typing import Any
 
 from .._core.memory import memory_stats
-from .step_rows import CARRIERS, PLACE, SIZES, History, row
+from .step_rows import CARRIERS, INDEX, SIZES, History, row
 from .stragglers import clock_offset
 from .summary import devices, recent
 
@@ -24,18 +24,18 @@ def report(rank: int, host: str, history: History) -> dict[str, Any]:
     """Of this rank, now. Raises HvdNotInitializedError."""
     steps, now, clock = history.steps(), row(0), clock_offset()
     assert now is not None
-    used = [carrier for carrier in CARRIERS if now[PLACE[f"messages.{carrier}"]]]
+    used = [carrier for carrier in CARRIERS if now[INDEX[f"messages.{carrier}"]]]
     arrived = {}
     if clock is not None:
         arrived = {step.number: step.arrived_ns + clock[0] for step in recent(steps)[-STEPS:] if step.arrived_ns}
     return {
         "rank": rank, "host": host, "steps": now[0], "step_ns": now[1] - history.since_ns,
-        **{name: now[PLACE[name]] for name in _COUNTS},
-        "bytes": {carrier: now[PLACE[f"bytes.{carrier}"]] for carrier in used},
-        "messages": {carrier: now[PLACE[f"messages.{carrier}"]] for carrier in used},
-        "busy_ns": {carrier: now[PLACE[f"busy_ns.{carrier}"]] for carrier in used},
-        "links": {"out": now[PLACE["link_bytes_out"]], "in": now[PLACE["link_bytes_in"]]},
-        "sizes": {size: now[PLACE[f"size.{size}"]] for size in SIZES},
+        **{name: now[INDEX[name]] for name in _COUNTS},
+        "bytes": {carrier: now[INDEX[f"bytes.{carrier}"]] for carrier in used},
+        "messages": {carrier: now[INDEX[f"messages.{carrier}"]] for carrier in used},
+        "busy_ns": {carrier: now[INDEX[f"busy_ns.{carrier}"]] for carrier in used},
+        "links": {"out": now[INDEX["link_bytes_out"]], "in": now[INDEX["link_bytes_in"]]},
+        "sizes": {size: now[INDEX[f"size.{size}"]] for size in SIZES},
         "memory": devices(), "core_memory": {use: n for use, n in memory_stats().items() if use != "total"},
         "arrived": arrived,
     }  # fmt: skip
@@ -43,14 +43,14 @@ def report(rank: int, host: str, history: History) -> dict[str, Any]:
 
 def packed(report: dict[str, Any]) -> bytes:
     """To send."""
-    said = json.dumps(report, separators=(",", ":")).encode()
-    return said + b" " * (-len(said) % _PADDED)
+    payload = json.dumps(report, separators=(",", ":")).encode()
+    return payload + b" " * (-len(payload) % _PADDED)
 
 
-def unpacked(said: bytes) -> dict[str, Any] | None:
+def unpacked(payload: bytes) -> dict[str, Any] | None:
     """What was sent; None: it is no report."""
     try:
-        found = json.loads(said)
+        found = json.loads(payload)
         found["arrived"] = {int(number): int(time) for number, time in found["arrived"].items()}
         return found
     except (ValueError, TypeError, KeyError, AttributeError):

@@ -116,6 +116,6 @@ def exposition(
             continue
         lines += [f"# HELP {metric.name} {metric.help}", f"# TYPE {metric.name} {metric.type}"]
         for name, labels, value in samples:
-            told = ",".join(f'{label}="{_escaped(each)}"' for label, each in labels.items())
-            lines.append(f"{name}{{{told}}} {value!r}" if told else f"{name} {value!r}")
+            joined_labels = ",".join(f'{label}="{_escaped(each)}"' for label, each in labels.items())
+            lines.append(f"{name}{{{joined_labels}}} {value!r}" if joined_labels else f"{name} {value!r}")
     return "\n".join(lines) + "\n"

@@ -54,7 +54,7 @@ class Journal:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             incarnation = _core.keep(str(self.path))
             self._file = open(self.path, "w", encoding="utf-8", opener=_at_once)
-            self._say(self._head(incarnation))
+            self._write_line(self._head(incarnation))
         except OSError as error:
             self._give_up(error)
             return
@@ -71,7 +71,7 @@ class Journal:
             "local_size": _core.local_size(), **self._about,
         }  # fmt: skip
 
-    def _say(self, line: dict[str, Any]) -> None:
+    def _write_line(self, line: dict[str, Any]) -> None:
         if self._file is not None:
             self._file.write(json.dumps(line, separators=(",", ":")) + "\n")
 
@@ -88,7 +88,7 @@ class Journal:
             buckets = self._buckets() if any(step.number % self._every == 0 for step in steps) else {}
             share = self._cpu_share() if steps else 0.0
             for step in steps:
-                self._say(self._line(step, buckets.get(step.number), share))
+                self._write_line(self._line(step, buckets.get(step.number), share))
                 self._written = step.number
             self._file.flush()
         except (HvdError, ValueError):  # the job has ended meanwhile
@@ -120,8 +120,8 @@ class Journal:
         """New ones by their step."""
         seen = ffi.new("struct hvd_bucket_seen[]", _BUCKETS)
         found: dict[int, list[dict[str, Any]]] = {}
-        for place in range(_core.checked(lib.hvd_buckets(self._bucket, seen, _BUCKETS))):
-            each = seen[place]
+        for index in range(_core.checked(lib.hvd_buckets(self._bucket, seen, _BUCKETS))):
+            each = seen[index]
             self._bucket = each.number + 1
             names = [_core.text_of(name) for name in each.name]
             found.setdefault(each.step, []).append({

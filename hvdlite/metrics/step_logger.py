@@ -56,10 +56,10 @@ def lateness(steps: Sequence[Step], most: int) -> dict[str, float]:
     rank, size, clock = _core.rank(), _core.size(), clock_offset()
     if size == 1:
         return {}
-    told = {step.number: step.arrived_ns + clock[0] for step in steps[-most:] if step.arrived_ns} if clock else {}
-    unused = [0] * (most - len(told))  # no step has this number
-    said = array("q", [*told, *unused, *told.values(), *unused]).tobytes()
-    of_all = [array("q", part) for part in allgather_bytes(said, "hvdlite.StepLogger")]
+    arrivals = {step.number: step.arrived_ns + clock[0] for step in steps[-most:] if step.arrived_ns} if clock else {}
+    unused = [0] * (most - len(arrivals))  # no step has this number
+    payload = array("q", [*arrivals, *unused, *arrivals.values(), *unused]).tobytes()
+    of_all = [array("q", part) for part in allgather_bytes(payload, "hvdlite.StepLogger")]
     times = [dict(zip(each[:most], each[most:])) for each in of_all]
     shared = set(times[0]).intersection(*times[1:]) - {0}
     if not shared:

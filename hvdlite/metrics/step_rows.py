@@ -25,7 +25,7 @@ def _names() -> tuple[str, ...]:
 
 
 NAMES = _names()
-PLACE = {name: place for place, name in enumerate(NAMES)}
+INDEX = {name: index for index, name in enumerate(NAMES)}
 CARRIERS = tuple(name.partition(".")[2] for name in NAMES if name.startswith("bytes."))  # planes, and the votes last
 SIZES = tuple(name.partition(".")[2] for name in NAMES if name.startswith("size."))
 _OF_STEP = ("number", "begin_ns", "end_ns", "arrived_ns")  # these are no counts
@@ -47,7 +47,7 @@ class Step(NamedTuple):
 
     def of(self, name: str) -> int:
         """How much this count has grown."""
-        return self.grown[PLACE[name]]
+        return self.grown[INDEX[name]]
 
 
 def row(number: int) -> tuple[int, ...] | None:

@@ -16,7 +16,7 @@ from typing import Any
 
 from .. import _core
 from .._core.memory import memory_stats
-from .step_rows import CARRIERS, PLACE, SIZES, Step
+from .step_rows import CARRIERS, INDEX, SIZES, Step
 
 MS = 1e-6  # of a ns
 _LINKS = ("bytes_out", "bytes_in", "messages_out", "messages_in")
@@ -84,7 +84,7 @@ def local(steps: Sequence[Step], now: tuple[int, ...], host: str, since_ns: int)
         return value * MS if value else None
 
     whole = sum(step.ns for step in of)
-    shown = [carrier for carrier in CARRIERS if now[PLACE[f"messages.{carrier}"]]]
+    shown = [carrier for carrier in CARRIERS if now[INDEX[f"messages.{carrier}"]]]
     exposed, compute = mean(exposed_ns), mean(compute_ns)
     negotiation = mean(lambda step: step.of("negotiation_ns"))
     return {
@@ -114,15 +114,15 @@ def local(steps: Sequence[Step], now: tuple[int, ...], host: str, since_ns: int)
 def totals(now: tuple[int, ...], shown: Sequence[str]) -> dict[str, Any]:
     """Since init, with or without steps."""
     return {
-        "tensors": now[PLACE["submits"]],
-        "buckets": now[PLACE["buckets"]],
-        "rounds": now[PLACE["rounds"]],
-        "exposed_ms": now[PLACE["exposed_ns"]] * MS,
-        "negotiation_ms": now[PLACE["negotiation_ns"]] * MS,
-        "data_wait_ms": now[PLACE["data_ns"]] * MS,
-        "bytes": {carrier: now[PLACE[f"bytes.{carrier}"]] for carrier in shown},
-        "messages": {carrier: now[PLACE[f"messages.{carrier}"]] for carrier in shown},
-        "links": {name: now[PLACE[f"link_{name}"]] for name in _LINKS},
+        "tensors": now[INDEX["submits"]],
+        "buckets": now[INDEX["buckets"]],
+        "rounds": now[INDEX["rounds"]],
+        "exposed_ms": now[INDEX["exposed_ns"]] * MS,
+        "negotiation_ms": now[INDEX["negotiation_ns"]] * MS,
+        "data_wait_ms": now[INDEX["data_ns"]] * MS,
+        "bytes": {carrier: now[INDEX[f"bytes.{carrier}"]] for carrier in shown},
+        "messages": {carrier: now[INDEX[f"messages.{carrier}"]] for carrier in shown},
+        "links": {name: now[INDEX[f"link_{name}"]] for name in _LINKS},
     }
 
 
@@ -135,7 +135,7 @@ def _bandwidth(of: Sequence[Step], now: tuple[int, ...], carrier: str) -> float 
     moved = sum(step.of(f"timed_bytes.{carrier}") for step in of)
     busy = sum(step.of(f"busy_ns.{carrier}") for step in of)
     if not busy:
-        moved, busy = now[PLACE[f"timed_bytes.{carrier}"]], now[PLACE[f"busy_ns.{carrier}"]]
+        moved, busy = now[INDEX[f"timed_bytes.{carrier}"]], now[INDEX[f"busy_ns.{carrier}"]]
     return moved / (busy / 1e9) if busy else None
 
 
@@ -143,7 +143,7 @@ def _buckets(of: Sequence[Step], now: tuple[int, ...]) -> dict[str, Any]:
     count = sum(step.of("buckets") for step in of)
     moved = sum(step.of(f"bytes.{carrier}") for step in of for carrier in CARRIERS)
     tensors = sum(step.of("submits") for step in of)
-    sizes = {size: now[PLACE[f"size.{size}"]] for size in SIZES}
+    sizes = {size: now[INDEX[f"size.{size}"]] for size in SIZES}
     return {
         "per_step": count / len(of) if of else None,
         "mean_bytes": moved / count if count else None,

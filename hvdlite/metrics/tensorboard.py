@@ -2,7 +2,7 @@
 
 A group of numbers becomes a group of charts: step_ms/p50, bytes/shm. What is not known is left out, and comes when it
 is. Totals are not among them: their charts only rise.
-Whoever draws adds a prefix of its own, and knows of which step they are.
+The caller adds a prefix of its own, and knows the step.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""MPI as the way in which ranks meet: `mpirun python train.py` and `hvd.init(comm=...)`, with any MPI that is there.
+"""MPI as the rendezvous of ranks: `mpirun python train.py` and `hvd.init(comm=...)`, with any MPI that is there.
 
 MPI is touched only when it was asked for, in one of three ways (`wanted`):
 
@@ -9,7 +9,7 @@ MPI is touched only when it was asked for, in one of three ways (`wanted`):
 
 Then the library is found (libmpi.py), MPI is started unless it runs already, and a `World` (world.py) takes the place
 that the launcher's store has otherwise: it knows the ranks, and its allgather is the bootstrap. Nothing here is
-compiled against an MPI, and mpi4py is needed only by those who pass its communicators.
+compiled against an MPI, and mpi4py is needed only by scripts that pass its communicators.
 """
 
 from __future__ import annotations

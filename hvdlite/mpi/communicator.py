@@ -55,4 +55,4 @@ def sets(words: Sequence[Sequence[Any]]) -> list[list[int]]:
 
 def own(found: Sequence[list[int]], rank: int) -> int:
     """Which of the sets is that of a rank: the first that it is in, else the first."""
-    return next((place for place, ranks in enumerate(found) if rank in ranks), 0)
+    return next((index for index, ranks in enumerate(found) if rank in ranks), 0)

@@ -38,7 +38,7 @@ _CHOICES = {
 
 
 def advice(kind: str, networks: Sequence[str]) -> str:
-    """What may be wrong when ranks do not meet. kind: hvd_mpi_word(0); networks: this host's interfaces."""
+    """What may be wrong when the rendezvous fails. kind: hvd_mpi_word(0); networks: this host's interfaces."""
     text = "Do all of them call it, and with the same MPI?"
     if len(networks) < 2:
         return text
@@ -110,28 +110,30 @@ class Siblings:
 
 
 @contextlib.contextmanager
-def limited(who: str, kind: str, seconds: float) -> Iterator[None]:
-    """What runs within is MPI_Init: said aloud when it takes long, and this process ends when it takes longer."""
+def limited(caller: str, kind: str, seconds: float) -> Iterator[None]:
+    """What runs within is MPI_Init: it is reported when it takes long, and this process ends when it takes longer."""
     over = threading.Event()
 
     def watch() -> None:
         hint = advice(kind, networks())
-        siblings, lost, gone = Siblings(config.environ(), os.getpid()), None, math.inf
-        began, told = time.monotonic(), False
+        siblings, lost, lost_at = Siblings(config.environ(), os.getpid()), None, math.inf
+        began, warned = time.monotonic(), False
         while not over.wait(min(_LOOK_S, max(0.0, began + seconds - time.monotonic()))):
             now = time.monotonic()
             if lost is None:
-                lost, gone = siblings.ended(), now
-            if lost is not None and now - gone >= _SURE_S:
-                _say(f"{who} ends: it waits in MPI_Init for {lost}, which ended before its own MPI_Init. [HVD113]")
+                lost, lost_at = siblings.ended(), now
+            if lost is not None and now - lost_at >= _SURE_S:
+                _print(f"{caller} ends: it waits in MPI_Init for {lost}, which ended before its own MPI_Init. [HVD113]")
                 os._exit(1)
             if now - began >= seconds:
                 limit = f"{seconds:g} s in MPI_Init (HVDLITE_START_TIMEOUT)"
-                _say(f"{who} has waited {limit} for the other ranks and ends. {hint} [HVD113]")
+                _print(f"{caller} has waited {limit} for the other ranks and ends. {hint} [HVD113]")
                 os._exit(1)
-            if not told and now - began >= seconds * _FIRST_WORD:
-                told = True
-                _say(f"{who} has waited {seconds * _FIRST_WORD:g} s in MPI_Init for the other ranks. {hint} [HVD113]")
+            if not warned and now - began >= seconds * _FIRST_WORD:
+                warned = True
+                _print(
+                    f"{caller} has waited {seconds * _FIRST_WORD:g} s in MPI_Init for the other ranks. {hint} [HVD113]"
+                )
 
     threading.Thread(target=watch, name="hvdlite-mpi-init", daemon=True).start()
     try:
@@ -140,7 +142,7 @@ def limited(who: str, kind: str, seconds: float) -> Iterator[None]:
         over.set()
 
 
-def _say(text: str) -> None:
+def _print(text: str) -> None:
     """In one write, whatever holds sys.stderr: the rank's lines may not be ours to wait for."""
     line = f"hvdlite: {text}\n".encode("utf-8", "replace")
     with contextlib.suppress(OSError, ValueError, AttributeError):

@@ -4,7 +4,7 @@ Hydra (of MPICH and Intel MPI) takes an exit before MPI_Init for an end like any
 Those of its host see that it has gone (diagnosis.py); those of other hosts cannot. So the rank says it itself, by the
 one word of PMI, the protocol between Hydra and its processes, that needs no greeting: abort. That is done at exit, when
 the exception has been printed, and never where an MPI may have been started: the connection is that MPI's then. Under
-`hvdlite-run --mpi` nothing is said: that launcher hears of the end by itself, and gives the others time.
+`hvdlite-run --mpi` nothing is printed: that launcher notices the end by itself, and gives the others time.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import time
 from collections.abc import Mapping
 
 _ABORT = b"cmd=abort exitcode=1\n"
-_READ_S = 0.3  # for Hydra to read the traceback, which it drops once it has been told to abort
+_READ_S = 0.3  # for Hydra to read the traceback, which it drops once it has the order to abort
 _OURS = "HVDLITE_RESTART_COUNT"  # which hvdlite-run tells every rank
 
 

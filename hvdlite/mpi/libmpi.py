@@ -29,23 +29,23 @@ _IN_PROCESS = re.compile(r"(/\S*/libmpi(?:ch|_abi|_cray|_ibm)?\.so[.\d]*)(?: \(d
 
 
 def candidates(
-    environ: Mapping[str, str], asked: str | None, module: str | None, maps: str, prefixes: list[str], machine: str
+    environ: Mapping[str, str], named: str | None, module: str | None, maps: str, prefixes: list[str], machine: str
 ) -> list[str]:
     """Names for the dynamic linker, the best first.
 
     module: file of mpi4py.MPI, if imported. maps: what this process has mapped. prefixes: of installations.
     """
-    if asked:
-        return [asked]
+    if named:
+        return [named]
     own, other = (_OPEN_MPI, _MPICH) if "OMPI_COMM_WORLD_SIZE" in environ else (_MPICH, _OPEN_MPI)
     if "PMIX_RANK" in environ:
         own, other = _OPEN_MPI, _MPICH
-    places = [os.path.join(prefix, "lib" + end) for prefix in prefixes for end in ("", "64", f"/{machine}-linux-gnu")]
+    folders = [os.path.join(prefix, "lib" + end) for prefix in prefixes for end in ("", "64", f"/{machine}-linux-gnu")]
     found = [] if module is None else [module]
     found += _IN_PROCESS.findall(maps)
     for names in (own, other, _OTHERS):
         for name in names:
-            found += [os.path.join(place, name) for place in places] + [name]
+            found += [os.path.join(folder, name) for folder in folders] + [name]
     return list(dict.fromkeys(found))
 
 
@@ -53,8 +53,8 @@ def load() -> None:
     """Loads the first that will do; later calls do nothing. Raises HvdInitError: what was tried, what to install."""
     if lib.hvd_mpi_word(0) != ffi.NULL:
         return
-    asked = config.load().values["mpi_library"]
-    names = candidates(config.environ(), asked, _mpi4py(), _maps(), [*_starters(), sys.prefix], os.uname().machine)
+    named = config.load().values["mpi_library"]
+    names = candidates(config.environ(), named, _mpi4py(), _maps(), [*_starters(), sys.prefix], os.uname().machine)
     refused = []
     text = ffi.new("char[]", _core.TEXT_BYTES)
     for name in names:
@@ -62,11 +62,11 @@ def load() -> None:
             continue
         if lib.hvd_mpi_open(os.fsencode(name), text, _core.TEXT_BYTES) == lib.HVD_OK:
             return
-        said = _core.text_of(text)
-        if name.startswith("/") or name == asked or "No such file" not in said:
-            refused.append(said)
-    if asked:
-        raise HvdInitError(f"HVDLITE_MPI_LIBRARY={asked}: {'; '.join(refused) or 'there is no such file'} [HVD601]")
+        error = _core.text_of(text)
+        if name.startswith("/") or name == named or "No such file" not in error:
+            refused.append(error)
+    if named:
+        raise HvdInitError(f"HVDLITE_MPI_LIBRARY={named}: {'; '.join(refused) or 'there is no such file'} [HVD601]")
     raise HvdInitError(
         "no MPI library was found"
         + (f" ({'; '.join(refused)})" if refused else "")

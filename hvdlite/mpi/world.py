@@ -137,10 +137,10 @@ class World:
             self._free(comm)
 
     def check(self) -> None:
-        """Nothing is heard of ranks that end: the launcher ends the job."""
+        """The end of a rank is not reported: the launcher ends the job."""
 
     def abort(self, culprit: int, code: int, text: str) -> None:
-        """Only an agent hears it, if there is one: the other ranks have no store, and run into their time limit."""
+        """Only an agent receives it, if there is one: the other ranks have no store, and run into their time limit."""
         launcher_agent.abort(self.agent, culprit, code, text)
 
     def bye(self) -> None:
@@ -163,7 +163,7 @@ class World:
             self.bye()
 
 
-def _until_done(call: Any, timeout: float, who: str) -> None:
+def _until_done(call: Any, timeout: float, caller: str) -> None:
     """Repeats a call that returns HVD_AGAIN. Raises HvdInitError: MPI's own words, or that the time is up."""
     global _gave_up
     text = ffi.new("char[]", _core.TEXT_BYTES)
@@ -175,7 +175,7 @@ def _until_done(call: Any, timeout: float, who: str) -> None:
                 raise HvdInitError(
                     coded(
                         "HVD113",
-                        f"{who} to hvd.init() within {timeout:g} s (HVDLITE_START_TIMEOUT sets the limit). "
+                        f"{caller} to hvd.init() within {timeout:g} s (HVDLITE_START_TIMEOUT sets the limit). "
                         + diagnosis.advice(_core.text_of(lib.hvd_mpi_word(0)), diagnosis.networks()),
                     )
                 )
@@ -293,9 +293,9 @@ def _begin(place: Place | None, timeout: float) -> None:
     hydra.met()
     with contextlib.ExitStack() as watch:
         if lib.hvd_mpi_running() == 0:
-            who = f"rank {place.rank} of {place.size}" if place is not None else "this process"
+            caller = f"rank {place.rank} of {place.size}" if place is not None else "this process"
             kind, version = (_core.text_of(lib.hvd_mpi_word(which)) for which in (0, 1))
-            watch.enter_context(diagnosis.limited(f"{who} ({version})", kind, timeout))
+            watch.enter_context(diagnosis.limited(f"{caller} ({version})", kind, timeout))
         code = lib.hvd_mpi_begin(text, _core.TEXT_BYTES)
     if code != lib.HVD_OK:
         raise _core.error_for(code, _core.text_of(text))

@@ -61,8 +61,8 @@ class Plan(NamedTuple):
 
     def write(self, path: str | Path) -> None:
         stages = [{"layers": [cut.first, cut.end], "kinds": list(cut.kinds)} for cut in self.found.stages]
-        said = {"format": FORMAT, "micro_batches": self.micro, "schedule": "1f1b", "shape": self.shape}
-        text = json.dumps({**said, "ms": round(self.ms, 6), "why": " ".join(self.why), "stages": stages}, indent=1)
+        header = {"format": FORMAT, "micro_batches": self.micro, "schedule": "1f1b", "shape": self.shape}
+        text = json.dumps({**header, "ms": round(self.ms, 6), "why": " ".join(self.why), "stages": stages}, indent=1)
         Path(path).write_text(text + "\n", encoding="utf-8")
 
 
@@ -126,34 +126,34 @@ def _why(grid: Grid, found: Found, ms: float, busiest: float) -> list[str]:
     slow = max(range(count), key=lambda at: parts[at][0] + parts[at][1])
     cut = sum(kind != "dp" for stage in found.stages for kind in stage.kinds)
     layers = ", ".join(str(stage.end - stage.first) for stage in found.stages)
-    told = [
+    lines = [
         f"{_named(grid.dp, count, grid.tp)}: {ms:.4g} ms a step of {grid.micro} micro-batches.",
         f"The stages have {layers} layers; stage {slow} is the slowest, {parts[slow][0] + parts[slow][1]:.4g} ms a "
         f"micro-batch, and the busiest computes {100 * busiest / ms:.0f} % of the step.",
     ]
     if cut:
-        told.append(f"{cut} of {len(grid.layers)} layers are cut over tp.")
+        lines.append(f"{cut} of {len(grid.layers)} layers are cut over tp.")
     sums = max(part[2] for part in parts)
     if sums:
-        told.append(f"Sums of gradients take up to {sums:.4g} ms after the last backward of a stage.")
+        lines.append(f"Sums of gradients take up to {sums:.4g} ms after the last backward of a stage.")
     need = [part[4] for part in parts]
     bound = f" of {grid.memory:.4g}" if grid.memory < math.inf else ""
-    told.append(f"Stage {need.index(max(need))} needs the most memory, {max(need):.4g}{bound} bytes a rank.")
-    return told
+    lines.append(f"Stage {need.index(max(need))} needs the most memory, {max(need):.4g}{bound} bytes a rank.")
+    return lines
 
 
 def _beside(chain: Chain, ranks: int, tried: list[tuple[float, dict[str, int]]], refused: int) -> list[str]:
     """What else there is: other meshes, and what hvdlite.parallel does not run."""
-    told = (
+    lines = (
         [f"The next best mesh, {_named(**tried[1][1])}, takes {tried[1][0] / tried[0][0]:.3g} times as long."]
         if tried[1:]
         else []
     )
     if refused:
-        told.append(f"Of {refused + len(tried)} meshes {refused} cannot fit the memory.")
+        lines.append(f"Of {refused + len(tried)} meshes {refused} cannot fit the memory.")
     if len(chain.layers) ** 2 * ranks > FREE_MAX:
         return [
-            *told,
+            *lines,
             "Stages of unequal ranks were not tried: there are too many of them for so many layers and ranks.",
         ]
     free = best(chain, ranks)
@@ -164,10 +164,10 @@ def _beside(chain: Chain, ranks: int, tried: list[tuple[float, dict[str, int]]],
             for cut in free.stages
             for kinds in [", ".join(sorted(set(cut.kinds)))]
         )
-        told.append(
+        lines.append(
             f"Stages of unequal ranks or kinds would take {ms:.4g} ms ({stages}); hvdlite.parallel does not run them."
         )
-    return told
+    return lines
 
 
 def _count(number: int, noun: str) -> str:

@@ -30,12 +30,12 @@ def main(words: Sequence[str] | None = None) -> int:
     kinds = parser.add_subparsers(dest="subcommand", required=True)
     tables.add(kinds)
     models.add(kinds)
-    asked = parser.parse_args(words)
+    args = parser.parse_args(words)
     try:
-        return int(asked.run(asked))
+        return int(args.run(args))
     except BrokenPipeError:
         return WRONG
     except (ValueError, OSError, ImportError) as error:
-        told = plain(f"{error} [HVD008]" if isinstance(error, OSError) else error)
-        print(f"hvdlite-plan: {told}", file=sys.stderr)
-        return NOT_PROVED if told.endswith("[HVD001]") else WRONG
+        text = plain(f"{error} [HVD008]" if isinstance(error, OSError) else error)
+        print(f"hvdlite-plan: {text}", file=sys.stderr)
+        return NOT_PROVED if text.endswith("[HVD001]") else WRONG

@@ -104,8 +104,8 @@ class Draft:
         try:
             self.moves.append(tuple(map(operator.index, row)))  # type: ignore[arg-type]  # six of them
         except TypeError:
-            told = plain(row, 80)
-            raise PlanError(f"plan {self.name!r}: the move {told} must consist of whole numbers [HVD003]") from None
+            shown = plain(row, 80)
+            raise PlanError(f"plan {self.name!r}: the move {shown} must consist of whole numbers [HVD003]") from None
 
     def table(self) -> Table:
         """Return the moves as a table, in the order of steps. The table is not proved.

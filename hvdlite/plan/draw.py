@@ -64,10 +64,10 @@ def svg(table: Table, count_bytes: int, links: Links, cursors: str = "link") -> 
     for (src, dst, at, n, how, step), begin, _, there in moves[:ARROWS_MAX]:
         color = COLORS[at * len(COLORS) // table.chunks]
         dashed = "" if how == COPY else ' stroke-dasharray="5 3"'
-        told = f"step {step}: rank {src} to {dst}, chunks {at} to {at + n - 1}, {HOW[how]}"
+        label = f"step {step}: rank {src} to {dst}, chunks {at} to {at + n - 1}, {HOW[how]}"
         lines.append(
             f'<line x1="{x(begin)}" y1="{y[src]}" x2="{x(there)}" y2="{y[dst]}" stroke="{color}" stroke-width="1.6"'
-            f"{dashed}><title>{told}, {begin / 1e3:,.1f} to {there / 1e3:,.1f} us</title></line>"
+            f"{dashed}><title>{label}, {begin / 1e3:,.1f} to {there / 1e3:,.1f} us</title></line>"
             f'<circle cx="{x(there)}" cy="{y[dst]}" r="2.5" fill="{color}"/>'
         )
     return "\n".join([*lines, "</svg>", ""])

@@ -75,8 +75,8 @@ def _exchange(rows: Moves, flat: Array, cut: Array, me: int, label: str) -> list
     splits = [0] * hvd.size()
     for _, _, dst, at, n, _ in out:
         splits[dst] += int(cut[at + n] - cut[at])
-    given = [flat[cut[at] : cut[at + n]] for _, _, _, at, n, _ in out]
-    got, _ = hvd.alltoall(np.concatenate(given) if given else flat[:0], splits=splits, name=label)
+    blocks = [flat[cut[at] : cut[at + n]] for _, _, _, at, n, _ in out]
+    got, _ = hvd.alltoall(np.concatenate(blocks) if blocks else flat[:0], splits=splits, name=label)
     ends = np.cumsum([0] + [int(cut[at + n] - cut[at]) for _, _, _, at, n, _ in into])
     return [(row, got[begin:end]) for row, begin, end in zip(into, ends, ends[1:])]
 
@@ -92,9 +92,9 @@ def _agree(table: Table, array: Array) -> None:
         problem = "the array must be contiguous and writable, as it is changed in place"
     same = (table.digest(), "" if problem else f"{array.size} elements of {array.dtype}")
     every = hvd.allgather_object((table.name, problem, same), name="plan.agree")
-    for rank, (name, told, _) in enumerate(every):
-        if told:
-            raise PlanError(f"plan {name!r} cannot run on rank {rank}: {told} [HVD009]")
+    for rank, (name, complaint, _) in enumerate(every):
+        if complaint:
+            raise PlanError(f"plan {name!r} cannot run on rank {rank}: {complaint} [HVD009]")
     name, _, (digest, shape) = every[0]
     for rank, (other, _, (theirs, its)) in enumerate(every):
         if theirs != digest:

@@ -35,11 +35,11 @@ def read(path: str | Path) -> list[Layer]:
     try:
         if len(text) > BYTES_MAX:
             raise ValueError(f"more than {BYTES_MAX} bytes")
-        said = json.loads(text)
-        if not isinstance(said, dict) or said.get("format") != FORMAT:
-            found = said.get("format") if isinstance(said, dict) else type(said).__name__
+        content = json.loads(text)
+        if not isinstance(content, dict) or content.get("format") != FORMAT:
+            found = content.get("format") if isinstance(content, dict) else type(content).__name__
             raise ValueError(f"its format is {str(found)[:40]!r}, this version reads {FORMAT!r}")
-        rows = said.get("layers")
+        rows = content.get("layers")
         if not isinstance(rows, list) or not 1 <= len(rows) <= LAYERS_MAX:
             raise ValueError(f"layers must be a list of 1 to {LAYERS_MAX}")
         return [_layer(number, row) for number, row in enumerate(rows)]

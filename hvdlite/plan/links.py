@@ -151,14 +151,14 @@ class Links:
         """
         late, each = time_ns(alpha), [ns_a_byte(rate) for rate in rates]
         if not 1 <= len(dims) <= DIMS_MAX or min(dims) < 1 or math.prod(dims) > SIZE_MAX:
-            told = plain("x".join(map(str, dims)), 80)
-            raise PlanError(f"{told} is not a grid of 1 to {DIMS_MAX} dimensions and at most {SIZE_MAX} ranks [HVD004]")
+            text = plain("x".join(map(str, dims)), 80)
+            raise PlanError(f"{text} is not a grid of 1 to {DIMS_MAX} dimensions and at most {SIZE_MAX} ranks [HVD004]")
         if len(dims) != len(each):
             raise PlanError(f"a grid of {'x'.join(map(str, dims))} needs {len(dims)} rates, not {len(each)} [HVD004]")
-        place = list(itertools.product(*map(range, dims)))
+        point = list(itertools.product(*map(range, dims)))
 
         def of(a: int, b: int) -> Use:
-            differ = [d for d in range(len(dims)) if place[a][d] != place[b][d]]
+            differ = [d for d in range(len(dims)) if point[a][d] != point[b][d]]
             if len(differ) != 1:
                 raise PlanError(
                     f"ranks {a} and {b} are not on one line of the grid {'x'.join(map(str, dims))} [HVD004]"
@@ -166,7 +166,7 @@ class Links:
             d = differ[0]
             return late, ((("out", a, d), each[d]), (("in", b, d), each[d]))
 
-        return Links(len(place), of, f"grid {'x'.join(map(str, dims))}")
+        return Links(len(point), of, f"grid {'x'.join(map(str, dims))}")
 
     @staticmethod
     def graph(size: int, arcs: Mapping[tuple[int, int], str | float], alpha: str | float) -> Links:
@@ -197,15 +197,15 @@ def from_json(text: str, origin: str = "topology") -> Links:
     """The links of a file, a graph or hosts; origin: its name, for errors. Links of a graph are both ways, and several
     of one pair add up. Raises PlanError."""
     try:
-        said = json.loads(text)
-        if not isinstance(said, dict) or said.get("format") != FORMAT:
-            found = said.get("format") if isinstance(said, dict) else type(said).__name__
+        data = json.loads(text)
+        if not isinstance(data, dict) or data.get("format") != FORMAT:
+            found = data.get("format") if isinstance(data, dict) else type(data).__name__
             raise ValueError(f"its format is {str(found)[:40]!r}, this version reads {FORMAT!r}")
-        if "hosts" in said:
-            hosts = [[_rank(rank, SIZE_MAX) for rank in each] for each in said["hosts"]]
-            inside, across = ((1e3 * _number(us), 1 / _number(rate)) for us, rate in (said["inside"], said["across"]))
+        if "hosts" in data:
+            hosts = [[_rank(rank, SIZE_MAX) for rank in each] for each in data["hosts"]]
+            inside, across = ((1e3 * _number(us), 1 / _number(rate)) for us, rate in (data["inside"], data["across"]))
             return Links.across(hosts, inside, across)
-        size, links = _rank(said["ranks"], SIZE_MAX + 1), said["links"]
+        size, links = _rank(data["ranks"], SIZE_MAX + 1), data["links"]
         if len(links) > LINKS_MAX:
             raise ValueError(f"more than {LINKS_MAX} links")
         rates: dict[tuple[int, int], float] = {}
@@ -214,12 +214,12 @@ def from_json(text: str, origin: str = "topology") -> Links:
                 raise ValueError(f"the link {a}, {b} joins a rank to itself")
             for arc in ((a, b), (b, a)):
                 rates[arc] = rates.get(arc, 0.0) + _number(rate)
-        return Links.graph(size, {arc: 1 / rate for arc, rate in rates.items()}, 1e3 * _number(said["alpha_us"]))
+        return Links.graph(size, {arc: 1 / rate for arc, rate in rates.items()}, 1e3 * _number(data["alpha_us"]))
     except PlanError as error:
         raise PlanError(f"{origin}: {error}") from None
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError, ZeroDivisionError) as error:
-        told = f"{error} is missing" if isinstance(error, KeyError) else str(error)
-        raise PlanError(f"{origin}: not a topology: {told[:200]} [HVD004]") from None
+        problem = f"{error} is missing" if isinstance(error, KeyError) else str(error)
+        raise PlanError(f"{origin}: not a topology: {problem[:200]} [HVD004]") from None
 
 
 def _rank(value: Any, size: int) -> int:

@@ -133,13 +133,13 @@ def groups(axes: Sequence[tuple[str, int]]) -> dict[str, list[list[int]]]:
     names, lengths = [name for name, _ in axes], [length for _, length in axes]
     if len(set(names)) < len(names) or not all(named(name, 64) and name and "+" not in name for name in names):
         raise ValueError("axes have different names, without + and of at most 64 letters that can be printed")
-    places = list(itertools.product(*map(range, lengths)))
+    points = list(itertools.product(*map(range, lengths)))
     found = {}
     for k in range(1, len(names) + 1):
         for chosen in itertools.combinations(range(len(names)), k):
             lines: dict[Any, list[int]] = {}
-            for rank, place in enumerate(places):
-                lines.setdefault(tuple(x for i, x in enumerate(place) if i not in chosen), []).append(rank)
+            for rank, point in enumerate(points):
+                lines.setdefault(tuple(x for i, x in enumerate(point) if i not in chosen), []).append(rank)
             found["+".join(names[i] for i in chosen)] = list(lines.values())
     return found
 
@@ -147,15 +147,15 @@ def groups(axes: Sequence[tuple[str, int]]) -> dict[str, list[list[int]]]:
 def from_json(text: str, origin: str = "program") -> Program:
     """The program of a file; origin: its name, for errors. Raises PlanError."""
     try:
-        said = json.loads(text)
-        if not isinstance(said, dict) or said.get("format") != FORMAT:
-            found = said.get("format") if isinstance(said, dict) else type(said).__name__
+        content = json.loads(text)
+        if not isinstance(content, dict) or content.get("format") != FORMAT:
+            found = content.get("format") if isinstance(content, dict) else type(content).__name__
             raise ValueError(f"its format is {str(found)[:40]!r}, this version reads {FORMAT!r}")
-        axes = tuple((name, length) for name, length in said["axes"])
+        axes = tuple((name, length) for name, length in content["axes"])
         if any(type(length) is not int for _, length in axes):
             raise ValueError("the length of an axis is a whole number")
-        lines = tuple(map(_line, said["lines"], itertools.count(1)))
-        program = Program(axes, dict(said["inputs"]), lines, tuple(said["outputs"]))
+        lines = tuple(map(_line, content["lines"], itertools.count(1)))
+        program = Program(axes, dict(content["inputs"]), lines, tuple(content["outputs"]))
         if program.size * sum(program.lengths.values()) > CELLS_MAX:  # what a proof would have in memory
             raise ValueError(f"its vectors have more than {CELLS_MAX} elements on all ranks together")
         work = 0
@@ -168,8 +168,8 @@ def from_json(text: str, origin: str = "program") -> Program:
     except PlanError as error:
         raise PlanError(f"{origin}: {error}") from None
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        told = f"{error} is missing" if isinstance(error, KeyError) else str(error)
-        raise PlanError(f"{origin}: not a program: {told[:200]} [HVD006]") from None
+        problem = f"{error} is missing" if isinstance(error, KeyError) else str(error)
+        raise PlanError(f"{origin}: not a program: {problem[:200]} [HVD006]") from None
 
 
 def _line(row: Any, number: int) -> ProgramLine:

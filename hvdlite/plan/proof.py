@@ -95,11 +95,11 @@ class _State:
         number, made, count = self.values
         number[at], made[at], count[at] = _add([each[at] for each in self.values], more)
 
-    def keep(self, at: Array, who: Array, values: list[Array]) -> None:
+    def keep(self, at: Array, ranks: Array, values: list[Array]) -> None:
         """Keeps values until a fold: what is kept of a place is a chain, so a fold reads no other place."""
         order, new = np.argsort(at, kind="stable"), np.arange(self.filled, self.filled + len(at))
         at, self.filled = at[order], self.filled + len(at)
-        for mine, more in zip(self.kept, (who, *values)):
+        for mine, more in zip(self.kept, (ranks, *values)):
             mine[new] = more[order]
         self.before[new] = np.where(np.append(True, at[1:] != at[:-1]), self.last[at], new - 1)
         end = np.append(at[1:] != at[:-1], True)
@@ -118,14 +118,14 @@ class _State:
             links = self.before[links]
         if self.filled:
             self.last[at] = -1
-        place, ids = np.concatenate(all_at), np.concatenate(found)
-        order = np.lexsort((np.concatenate([own[0], self.kept[0][ids]]), place))
-        who, *values = (np.concatenate([mine, kept[ids]])[order] for mine, kept in zip(own, self.kept))
-        place = place[order]
-        twice = np.flatnonzero((place[1:] == place[:-1]) & (who[1:] == who[:-1]))
+        index, ids = np.concatenate(all_at), np.concatenate(found)
+        order = np.lexsort((np.concatenate([own[0], self.kept[0][ids]]), index))
+        sources, *values = (np.concatenate([mine, kept[ids]])[order] for mine, kept in zip(own, self.kept))
+        index = index[order]
+        twice = np.flatnonzero((index[1:] == index[:-1]) & (sources[1:] == sources[:-1]))
         if len(twice):
-            return int(place[twice[0]]), int(who[twice[0]])
-        spots, first, parts = np.unique(place, return_index=True, return_counts=True)
+            return int(index[twice[0]]), int(sources[twice[0]])
+        spots, first, parts = np.unique(index, return_index=True, return_counts=True)
         for mine, value in zip(self.values, values):
             mine[spots] = value[first]
         for k in range(1, int(parts.max())):
@@ -183,8 +183,8 @@ def prove(table: Table, seed: int = 0) -> Proof:
     drift = promised & (made != like)
     if drift.any():
         rank, chunk = divmod(int(np.argmax(drift)), c)
-        told = f"rank {rank} adds chunk {chunk} in another order than rank {first[chunk]}: their bits would differ"
-        raise PlanError(f"plan {table.name!r}: {told} [HVD001]")
+        problem = f"rank {rank} adds chunk {chunk} in another order than rank {first[chunk]}: their bits would differ"
+        raise PlanError(f"plan {table.name!r}: {problem} [HVD001]")
     ordered = sums and bool((like == like[0]).all())
     return Proof(ordered, ordered and bool(like[0] == chain[0]), len(steps), len(moves))
 
@@ -196,16 +196,16 @@ def _step(table: Table, state: _State, step: int, rows: Moves) -> None:
     how, src = rows["how"][where], rows["src"][where].astype(np.int64)
     here, there = src * c + at, rows["dst"][where].astype(np.int64) * c + at
     fold, keep = how == FOLD, how == STAGE
-    lands = np.sort(there[~keep])
+    writes = np.sort(there[~keep])
 
     def refuse(spot: int, what: str) -> None:
         rank, chunk = divmod(int(spot), c)
         raise PlanError(f"plan {table.name!r}: step {step}: {what.format(rank=rank, chunk=chunk)} [HVD001]")
 
-    twice = lands[1:] == lands[:-1]
+    twice = writes[1:] == writes[:-1]
     if twice.any():
-        refuse(lands[1:][twice][0], "two moves write chunk {chunk} of rank {rank}, in no defined order")
-    if not fold.all() and (race := ~fold & np.isin(here, lands)).any():
+        refuse(writes[1:][twice][0], "two moves write chunk {chunk} of rank {rank}, in no defined order")
+    if not fold.all() and (race := ~fold & np.isin(here, writes)).any():
         refuse(
             here[race][0],
             "rank {rank} sends chunk {chunk} and writes it, too, maybe before it is sent: stage it, then fold",
@@ -246,13 +246,13 @@ def _why(table: Table, gives: Array, rank: int, chunk: int) -> str:
                     first = f"; in step {step} rank {dst} adds from rank {src} what it has: that of rank {both[0]}"
                 has[dst] = np.minimum(has[dst] + value, 2)
                 kept[dst] *= how != FOLD
-    found, told = has[rank], []
-    for said, ranks in (
+    found, problems = has[rank], []
+    for template, ranks in (
         ("lacks what rank {} gave", np.flatnonzero(gives & (found[:n] == 0))),
         ("counts that of rank {} more than once", np.flatnonzero(found[:n] > 1)),
     ):
         if len(ranks):
-            told.append(said.format(", ".join(map(str, ranks[:8]))))
+            problems.append(template.format(", ".join(map(str, ranks[:8]))))
     if found[n]:
-        told.append("holds what no rank gave")
-    return f"in the end chunk {chunk} of rank {rank} {' and '.join(told)}{first}"
+        problems.append("holds what no rank gave")
+    return f"in the end chunk {chunk} of rank {rank} {' and '.join(problems)}{first}"

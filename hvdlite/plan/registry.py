@@ -165,8 +165,8 @@ def make(
     except PlanError:
         raise
     except (Exception, SystemExit) as error:
-        told = f"{type(error).__name__}: {plain(error, 200)}"
-        raise PlanError(f"plan {name!r}: its generator raised {told} [HVD003]") from error
+        cause = f"{type(error).__name__}: {plain(error, 200)}"
+        raise PlanError(f"plan {name!r}: its generator raised {cause} [HVD003]") from error
     if (table.name, table.kind, table.size, table.root) != (name, kind, size, root):
         made = plain(f"{table.kind} on {table.size} ranks with the root {table.root}, {table.name!r}", 120)
         raise PlanError(f"plan {name!r}: its generator returned another plan than requested: {made} [HVD003]")

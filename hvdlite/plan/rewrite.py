@@ -62,9 +62,9 @@ def rewrites(program: Program, fresh: Callable[[], str]) -> Iterator[tuple[str, 
     site = _Site(program, fresh)
     for i, line in enumerate(program.lines):
         for rules in (_apart, _pair, _add, _together):
-            for rule, gone, lines in rules(site, i, line):
-                before = [each for at, each in enumerate(program.lines[:i]) if at not in gone]
-                after = [each for at, each in enumerate(program.lines) if at >= i and at not in gone]
+            for rule, removed, lines in rules(site, i, line):
+                before = [each for at, each in enumerate(program.lines[:i]) if at not in removed]
+                after = [each for at, each in enumerate(program.lines) if at >= i and at not in removed]
                 if len(before) + len(lines) + len(after) <= LINES_MAX:
                     yield rule, replace(program, lines=(*before, *lines, *after))
 
@@ -174,7 +174,7 @@ def improve(program: Program, where: Where, budget: int = 300) -> Improved:
     heap = [best]
     proved = refused = 0
     while heap and budget > 0:
-        now, _, current, way = heapq.heappop(heap)
+        now, _, current, steps = heapq.heappop(heap)
         if now.ns > 1.5 * best[0].ns:
             continue
         for rule, other in rewrites(current, fresh):
@@ -189,7 +189,7 @@ def improve(program: Program, where: Where, budget: int = 300) -> Improved:
                 refused += 1
                 continue
             proved += 1
-            entry = (price(other, where), next(tie), other, (*way, rule))
+            entry = (price(other, where), next(tie), other, (*steps, rule))
             heapq.heappush(heap, entry)
             best = min(best, entry)
     return Improved(best[2], best[0], best[3], proved, refused)

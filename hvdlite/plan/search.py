@@ -70,8 +70,8 @@ class Layer:
 
     def __post_init__(self) -> None:
         for what, value in list(vars(self).items())[1:]:
-            wanted: Any = int if what == "heads" else Real
-            if isinstance(value, bool) or not isinstance(value, wanted) or not 0 <= value < NUMBER_MAX:
+            expected: Any = int if what == "heads" else Real
+            if isinstance(value, bool) or not isinstance(value, expected) or not 0 <= value < NUMBER_MAX:
                 kind = "whole number" if what == "heads" else "number"
                 raise PlanError(
                     f"layer {str(self.name)[:64]!r}: {what} is {str(value)[:40]}: it must be a {kind} of at least 0 "
@@ -393,9 +393,9 @@ def _plain(chain: Chain, found: Found) -> Found:
     """Each zero1 back to dp where the memory allows it: both take the same time, and a plan reads well."""
     stages = []
     for at, cut in enumerate(found.stages):
-        for place in range(len(cut.kinds)):
-            if cut.kinds[place] == "zero1":
-                other = cut._replace(kinds=(*cut.kinds[:place], "dp", *cut.kinds[place + 1 :]))
+        for stage in range(len(cut.kinds)):
+            if cut.kinds[stage] == "zero1":
+                other = cut._replace(kinds=(*cut.kinds[:stage], "dp", *cut.kinds[stage + 1 :]))
                 if chain.of_stage(other, len(found.stages) - 1 - at)[4] <= chain.memory:
                     cut = other
         stages.append(cut)

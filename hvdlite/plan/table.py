@@ -43,10 +43,10 @@ class PlanError(ValueError):
 
 def plain(text: object, most: int = 300) -> str:
     """A text for one line of a terminal: what the terminal would obey is a "?", and of a long one the middle is cut."""
-    told = " ".join(str(text)[: 100 * most].split())
-    if len(told) > most:
-        told = f"{told[: most * 2 // 3]} ... {told[-(most // 3) :]}"
-    return "".join(each if each.isprintable() else "?" for each in told)
+    words = " ".join(str(text)[: 100 * most].split())
+    if len(words) > most:
+        words = f"{words[: most * 2 // 3]} ... {words[-(most // 3) :]}"
+    return "".join(each if each.isprintable() else "?" for each in words)
 
 
 def named(name: object, most: int) -> bool:
@@ -125,8 +125,8 @@ class Table:
         Returns:
             str: one line.
         """
-        said = {"format": FORMAT, "name": self.name, "kind": self.kind, "size": self.size, "chunks": self.chunks}
-        return json.dumps({**said, "root": self.root, "moves": self.moves.tolist()}, separators=(",", ":"))
+        content = {"format": FORMAT, "name": self.name, "kind": self.kind, "size": self.size, "chunks": self.chunks}
+        return json.dumps({**content, "root": self.root, "moves": self.moves.tolist()}, separators=(",", ":"))
 
     def rows(self, rank: int) -> list[Row]:
         """Return the steps of one rank with at most one send and one receive each, aligned over all ranks.
@@ -161,7 +161,7 @@ class Table:
                 found.setdefault(base + most, {})["fold"] = True
             base += most + 1
         empty = Row(-1, -1, 0, 0, 0, 0, COPY, False)
-        return [empty._replace(**found.get(place, {})) for place in range(base)]
+        return [empty._replace(**found.get(index, {})) for index in range(base)]
 
 
 def bounds(table: Table) -> None:
@@ -189,9 +189,9 @@ def bounds(table: Table) -> None:
     bad |= (m["step"] < 0) | ((m["src"] == m["dst"]) != (m["how"] == FOLD))
     if bad.any():
         first = int(np.argmax(bad))
-        told = ", ".join(f"{field} {value}" for field, value in zip(FIELDS, m[first].tolist()))
+        shown = ", ".join(f"{field} {value}" for field, value in zip(FIELDS, m[first].tolist()))
         raise PlanError(
-            f"plan {name!r}: move {first} ({told}) has a rank, a chunk or a kind outside {table.size} ranks and "
+            f"plan {name!r}: move {first} ({shown}) has a rank, a chunk or a kind outside {table.size} ranks and "
             f"{table.chunks} chunks [HVD002]"
         )
     back = np.diff(m["step"]) < 0
@@ -204,23 +204,23 @@ def bounds(table: Table) -> None:
 def from_json(text: str, origin: str = "plan") -> Table:
     """The table of a file; origin: its name, for errors. Not proved. Raises PlanError."""
     try:
-        said = json.loads(text)
-        if not isinstance(said, dict) or said.get("format") != FORMAT:
-            found = said.get("format") if isinstance(said, dict) else type(said).__name__
+        content = json.loads(text)
+        if not isinstance(content, dict) or content.get("format") != FORMAT:
+            found = content.get("format") if isinstance(content, dict) else type(content).__name__
             raise ValueError(f"its format is {str(found)[:40]!r}, this version reads {FORMAT!r}")
-        rows = said["moves"]
+        rows = content["moves"]
         if not isinstance(rows, list) or len(rows) > MOVES_MAX:
             raise ValueError(f"moves must be a list of at most {MOVES_MAX}")
-        numbers = [said["size"], said["chunks"], said["root"]]
+        numbers = [content["size"], content["chunks"], content["root"]]
         if not all(type(number) is int for number in numbers):
             raise ValueError("size, chunks and root must be whole numbers")
-        kind, name = said["kind"], said["name"]
+        kind, name = content["kind"], content["name"]
         if not isinstance(kind, str) or not isinstance(name, str):
             raise ValueError("name and kind must be texts")
         table = Table(name[:NAME_MAX], kind, numbers[0], numbers[1], moves_of(rows), numbers[2])
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
-        told = f"{error} is missing" if isinstance(error, KeyError) else str(error)
-        raise PlanError(f"{origin}: not a plan: {told[:200]} [HVD002]") from None
+        problem = f"{error} is missing" if isinstance(error, KeyError) else str(error)
+        raise PlanError(f"{origin}: not a plan: {problem[:200]} [HVD002]") from None
     bounds(table)
     return table
 

@@ -47,12 +47,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--compare", metavar="DIR2", help="compare a recording of a larger job with its prediction")
 
 
-def run(asked: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int:
     from ..plan.table import PlanError
     from .recording import RecordingError
 
     try:
-        return _run(asked)
+        return _run(args)
     except (RecordingError, PlanError, ValueError) as error:
         print(f"hvdlite-trace predict: {error}", file=sys.stderr)
         return WRONG
@@ -68,46 +68,46 @@ def _numbers(text: str, flag: str) -> list[float]:
     return found
 
 
-def _run(asked: argparse.Namespace) -> int:
+def _run(args: argparse.Namespace) -> int:
     from . import report
     from .prediction import load
 
-    ranks: list[Any] = [int(n) if n.is_integer() else n for n in _numbers(asked.ranks, "--ranks")]
-    thresholds: list[Any] = [None] if asked.fusion_mb is None else _numbers(asked.fusion_mb, "--fusion-mb")
-    batches = _numbers(asked.batch, "--batch")
-    every = list(itertools.product(ranks, thresholds, asked.wire.split(","), batches))
+    ranks: list[Any] = [int(n) if n.is_integer() else n for n in _numbers(args.ranks, "--ranks")]
+    thresholds: list[Any] = [None] if args.fusion_mb is None else _numbers(args.fusion_mb, "--fusion-mb")
+    batches = _numbers(args.batch, "--batch")
+    every = list(itertools.product(ranks, thresholds, args.wire.split(","), batches))
     if len(every) > ROWS_MAX:
         raise ValueError(f"{len(every)} rows; at most {ROWS_MAX} at once [HVD008]")
-    job = load(asked.folder, asked.alone)
-    more = {"hosts": asked.hosts, "cores": asked.cores, "link": asked.link, "medium": asked.medium, "plan": asked.plan}
+    job = load(args.folder, args.alone)
+    more = {"hosts": args.hosts, "cores": args.cores, "link": args.link, "medium": args.medium, "plan": args.plan}
     rows = [job.step(n, fusion_mb=mb, wire=wire.strip(), batch=b, **more) for n, mb, wire, b in every]
     measured = None
-    if asked.compare is not None:
-        other = load(asked.compare)
+    if args.compare is not None:
+        other = load(args.compare)
         size = other.recording.size * other.recording.of_copy
         _, mb, wire, b = every[0]
         more["hosts"] = other.recording.hosts if size > 1 else None
         measured = other, job.step(size, fusion_mb=mb, wire=wire.strip(), batch=b, **more)
-    if asked.timeline is not None:
-        _write(asked.timeline, json.dumps(_picture(job.picture(rows[-1]))))
-    if asked.svg is not None:
+    if args.timeline is not None:
+        _write(args.timeline, json.dumps(_picture(job.picture(rows[-1]))))
+    if args.svg is not None:
         from .drawing import svg
 
-        _write(asked.svg, svg(rows, f"A step, predicted from {job.recording.size} recorded ranks"))
-    if asked.json:
-        print(json.dumps(_said(job, rows, measured)))
+        _write(args.svg, svg(rows, f"A step, predicted from {job.recording.size} recorded ranks"))
+    if args.json:
+        print(json.dumps(_as_json(job, rows, measured)))
         return 0
     print(*report.recorded(job), "", *report.table(rows), "", *report.notes(rows), *report.advice(job, rows), sep="\n")
     if measured is not None:
         print(report.compared(*measured))
-    if asked.timeline is not None:
-        print(f"{asked.timeline}: the first steps with {rows[-1].ranks} ranks; open it in ui.perfetto.dev")
+    if args.timeline is not None:
+        print(f"{args.timeline}: the first steps with {rows[-1].ranks} ranks; open it in ui.perfetto.dev")
     return 0
 
 
-def _said(job: Job, rows: list[Prediction], measured: tuple[Job, Prediction] | None) -> dict[str, Any]:
+def _as_json(job: Job, rows: list[Prediction], measured: tuple[Job, Prediction] | None) -> dict[str, Any]:
     rec, fit = job.recording, job.fit
-    said: dict[str, Any] = {
+    report: dict[str, Any] = {
         "format": "hvdlite-prediction-1",
         "recorded": {
             "folder": rec.folder, "ranks": rec.size * rec.of_copy, "hosts": rec.hosts, "gradients": len(rec.names),
@@ -118,8 +118,8 @@ def _said(job: Job, rows: list[Prediction], measured: tuple[Job, Prediction] | N
     }  # fmt: skip
     if measured is not None:
         took = float(measured[0].recording.step_ns.mean()) / 1e6
-        said["compared"] = {**asdict(measured[1]), "measured_ms": took}
-    return said
+        report["compared"] = {**asdict(measured[1]), "measured_ms": took}
+    return report
 
 
 def _picture(played: Played) -> list[dict[str, Any]]:

@@ -52,9 +52,9 @@ def svg(rows: Sequence[Prediction], title: str) -> str:
             points = " ".join(f"{x(p.ranks)},{y(what(p))}" for p in of)
             out.append(f'<polyline points="{points}" fill="none" stroke="{color}" stroke-width="2"{dash}/>')
         for p in of:
-            said = f"{p.ranks} ranks: {p.ms:.1f} ms ({p.low:.1f} to {p.high:.1f}), confidence {p.confidence}"
+            label = f"{p.ranks} ranks: {p.ms:.1f} ms ({p.low:.1f} to {p.high:.1f}), confidence {p.confidence}"
             out.append(
-                f'<circle cx="{x(p.ranks)}" cy="{y(p.ms)}" r="3.5" fill="{color}"><title>{said}</title></circle>'
+                f'<circle cx="{x(p.ranks)}" cy="{y(p.ms)}" r="3.5" fill="{color}"><title>{label}</title></circle>'
             )
         out.append(
             f'<text x="{_LEFT + 190 * (number % 3)}" y="{_HIGH + 14 * (number // 3)}" fill="{color}">{name}</text>'

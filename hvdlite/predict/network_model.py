@@ -39,30 +39,30 @@ class Cluster:
     each: int = 1
 
 
-def crowd(place: Cluster, need: float = 1.0) -> float:
+def crowd(cluster: Cluster, need: float = 1.0) -> float:
     """How many times longer work takes that keeps `need` processors of each rank busy, where processors are fewer."""
-    return max(1.0, place.ranks / place.hosts * need / place.cores) if place.cores else 1.0
+    return max(1.0, cluster.ranks / cluster.hosts * need / cluster.cores) if cluster.cores else 1.0
 
 
-def cost(fit: Fit, recorded: Cluster, place: Cluster, link: tuple[float, float] | None) -> Cost:
+def cost(fit: Fit, recorded: Cluster, cluster: Cluster, link: tuple[float, float] | None) -> Cost:
     """ns of a bucket by its bytes at `place`, from a fit at `recorded`. link: (ns, ns a byte) of the wires there."""
-    if place.ranks == 1:
+    if cluster.ranks == 1:
         return lambda size: 0.0
     near = fit.a, fit.b
-    if recorded.medium != "shm" or place.hosts == place.ranks:
+    if recorded.medium != "shm" or cluster.hosts == cluster.ranks:
         near = 0.0, 0.0  # what ranks of a host do among themselves was not measured, or there is nothing of it
     elif recorded.ranks == 1:
         near = 0.0, 0.0
-    share = crowd(place, place.each) / crowd(recorded, recorded.each)
+    share = crowd(cluster, cluster.each) / crowd(recorded, recorded.each)
     near = near[0] * share, near[1] * share
-    n = place.hosts
+    n = cluster.hosts
     if n == 1:
         return lambda size: near[0] + near[1] * size
     if link is not None:
         late, each = 2 * link[0], 2 * link[1]
     else:
-        late, each = fit.a / _latency(recorded.hosts, fit.a), fit.b / _share(recorded.hosts, place.medium)
-    late, each = late * _latency(n, late), each * _share(n, place.medium)
+        late, each = fit.a / _latency(recorded.hosts, fit.a), fit.b / _share(recorded.hosts, cluster.medium)
+    late, each = late * _latency(n, late), each * _share(n, cluster.medium)
     return lambda size: near[0] + late + (near[1] + each) * size
 
 
@@ -76,21 +76,22 @@ def _latency(hosts: int, two: float) -> float:
     return min(math.ceil(math.log2(hosts)), 1 + 2 * (hosts - 2) * min(BUSY, two / 2) / two) if two else 1.0
 
 
-def of_plan(name: str, place: Cluster, link: tuple[float, float], biggest: float) -> Cost:
+def of_plan(name: str, cluster: Cluster, link: tuple[float, float], biggest: float) -> Cost:
     """The algorithm of that name, or file, played where each rank is a host with its ports, or on a bus; four sizes,
     between them lines. Raises PlanError, ValueError."""
     from ..plan.links import Links
     from ..plan.registry import file, make
     from ..plan.simulator import time_of
 
-    if place.ranks == 1:
+    if cluster.ranks == 1:
         return lambda size: 0.0
-    if place.hosts != place.ranks:
+    if cluster.hosts != cluster.ranks:
         raise ValueError(
-            f"a plan can be simulated with one rank per host, not with {place.ranks} ranks on {place.hosts} [HVD008]"
+            f"a plan can be simulated with one rank per host, not with {cluster.ranks} ranks on "
+            f"{cluster.hosts} [HVD008]"
         )
-    links = (Links.bus if place.medium == "bus" else Links.uniform)(place.ranks, *link)
-    table = file(name) if name.endswith(".json") else make(name, place.ranks, links=links)
+    links = (Links.bus if cluster.medium == "bus" else Links.uniform)(cluster.ranks, *link)
+    table = file(name) if name.endswith(".json") else make(name, cluster.ranks, links=links)
     if len(table.moves) > PLAYED_MAX:
         raise ValueError(
             f"plan {table.name!r} has {len(table.moves)} moves: more than {PLAYED_MAX} take too long [HVD008]"

@@ -60,20 +60,20 @@ class Draw:
         for at in range(1, len(order)):
             earlier, now = order[:at], self.submitted[order[at]]
             begin, done = self.submitted[order[at - 1]], self.finished[earlier]
-            under_way = (done > begin) & (done <= now)
-            if under_way.any():
-                found[int(order[at])] = Wait(begin, float(done[under_way].max()), earlier[done > begin].tolist())
+            in_flight = (done > begin) & (done <= now)
+            if in_flight.any():
+                found[int(order[at])] = Wait(begin, float(done[in_flight].max()), earlier[done > begin].tolist())
         return found
 
 
-def told_waits(line: RankTimeline, names: list[str]) -> list[Wait]:
+def recorded_waits(line: RankTimeline, names: list[str]) -> list[Wait]:
     """Those of a timeline for gradients, in the order of time."""
     submits = sorted(span.submitted for of in line.spans.values() for span in of)
-    place = {name: number for number, name in enumerate(names)}
+    index = {name: number for number, name in enumerate(names)}
     return sorted(
-        Wait(begin, end, [place[name]])
+        Wait(begin, end, [index[name]])
         for begin, end, name in line.waits
-        if name in place and bisect.bisect_right(submits, begin) == bisect.bisect_left(submits, end)
+        if name in index and bisect.bisect_right(submits, begin) == bisect.bisect_left(submits, end)
     )
 
 
@@ -83,15 +83,15 @@ def look_for_waits(draws: list[Draw]) -> float:
     left = np.array([draw.unexplained() for draw in draws])
     if left.mean() < MATTERS * steps:
         return 0.0
-    places = [draw.possible_waits() for draw in draws]
-    every = sorted({gradient for of in places for gradient in of})
+    waits_of = [draw.possible_waits() for draw in draws]
+    every = sorted({gradient for of in waits_of for gradient in of})
     while every and left.mean() >= MATTERS * steps:
-        taken = np.array([[of[g].end - of[g].begin if g in of else 0.0 for g in every] for of in places])
+        taken = np.array([[of[g].end - of[g].begin if g in of else 0.0 for g in every] for of in waits_of])
         rest = np.abs(left[:, None] - taken).mean(0)
         best = int(np.argmin(rest))
         if rest[best] > 0.7 * np.abs(left).mean():
             break
-        for draw, of in zip(draws, places):
+        for draw, of in zip(draws, waits_of):
             if every[best] in of:
                 draw.waits = sorted([*draw.waits, of[every[best]]])
         left = left - taken[:, best]

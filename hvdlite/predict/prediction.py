@@ -7,9 +7,8 @@ medium as recorded, at most eight times the ranks, nothing assumed; "low": somet
 The range says: nine of ten runs of such a job have their mean step in it. It is as wide as these together (the root of
 the sum of squares): what the step becomes when stretches of the recording are drawn again, and as much for the run to
 come; what runs of one job differ by; how far recorded buckets lie from the fitted line, on more ranks than recorded;
-25 % of a link that is only told; 15 % of the step where more ranks share processors than recorded, 10 % for each other
-thing that was not measured; half of what recorded steps
-differ by, where that is more than 20 %.
+25 % of a link that is only stated; 15 % of the step where more ranks share processors than recorded, 10 % for each
+thing that was not measured; half of what recorded steps differ by, where that is more than 20 %.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ AGAIN = 12  # times that the recording is drawn again, and so many steps are pla
 AGAIN_STEPS = 50
 SURE = 1.645  # standard deviations, for nine of ten
 RUNS = 0.02  # of a step: the standard deviation of runs of one job on a quiet machine
-TOLD, UNMEASURED = 0.25, 0.1
+STATED_LINK, UNMEASURED = 0.25, 0.1
 SHARING, SHARED = 0.08, 0.15  # what ranks that share processors lose beyond the sharing, and how unsure that is
 
 
@@ -155,7 +154,7 @@ class Job:
             )
         if rec.of_copy > 1:
             notes.append(f"what the {rec.of_copy} ranks of a copy do among themselves is taken to last as recorded")
-        place, was, assumed = self._places(ranks, hosts, medium, cores, link is not None)
+        cluster, was, assumed = self._clusters(ranks, hosts, medium, cores, link is not None)
         notes += assumed + [
             f"{each.folder}: recorded steps differ by {each.unsteady:.0%} (from the 10th to the 90th percentile): "
             "record more steps, on a machine without other work"
@@ -163,28 +162,29 @@ class Job:
         ]
         wire_link = None if link is None else read_link(link)
         fusion = rec.fusion if fusion_mb is None else fusion_mb * (1 << 20)
-        far = self._cost(place, was, wire_link, plan)
-        stretch = _stretch(place, was, self.computing.cpu)
-        setting = Setting(fusion, stretch, batch, wires, place.hosts > 1)
+        far = self._cost(cluster, was, wire_link, plan)
+        stretch = _stretch(cluster, was, self.computing.cpu)
+        setting = Setting(fusion, stretch, batch, wires, cluster.hosts > 1)
         setting_alone = Setting(fusion, 1.0, batch, wires)
         foreign = link is not None and was.medium == "shm"  # its scatter is not that of a network
         whole = play(self.computing, ranks, far, None if foreign else self.fit, setting, seed=seed)
         alone = play(self.computing, 1, lambda size: 0.0, None, setting_alone, 100, seed)
         nothing = far(0.0)
         free = play(self.computing, ranks, lambda size: nothing, None, setting, 50, seed)
-        unmeasured = self._unmeasured(place, was, link, plan, batch, stretch)
-        told = link is not None and ranks > 1
+        unmeasured = self._unmeasured(cluster, was, link, plan, batch, stretch)
+        is_stated = link is not None and ranks > 1
         unsteady = max((each.unsteady for each in self._unsteady), default=0.0) / 2  # a run may be slow all the time
         shared = stretch > 1
-        others = UNMEASURED * math.sqrt(len(unmeasured) - told - shared)
+        others = UNMEASURED * math.sqrt(len(unmeasured) - is_stated - shared)
         guessed = math.hypot(unsteady, SHARED * shared, others)
-        off = TOLD if told else self.fit.off if ranks > rec.size else 0.0
+        off = STATED_LINK if is_stated else self.fit.off if ranks > rec.size else 0.0
         low, high = self._range(ranks, far, None if foreign else self.fit, setting, whole.step, off, guessed, seed)
         ms = whole.step / 1e6
         return Prediction(
             ranks * rec.of_copy, ms, low / 1e6, high / 1e6, whole.exposed / 1e6, whole.late / 1e6,
-            max(0.0, ms - free.step / 1e6), alone.step / 1e6, place.medium, place.hosts, place.cores,
-            fusion / (1 << 20), wire, batch, link, plan, self._confidence(place, notes, unmeasured), notes + unmeasured,
+            max(0.0, ms - free.step / 1e6), alone.step / 1e6, cluster.medium, cluster.hosts, cluster.cores,
+            fusion / (1 << 20), wire, batch, link, plan, self._confidence(cluster, notes, unmeasured),
+            notes + unmeasured,
         )  # fmt: skip
 
     def picture(self, prediction: Prediction, seed: int = 0) -> Played:
@@ -199,14 +199,14 @@ class Job:
         """
         p = prediction
         ranks = p.ranks // self.recording.of_copy
-        place, was, _ = self._places(ranks, p.hosts, p.medium, p.cores, p.link is not None)
+        cluster, was, _ = self._clusters(ranks, p.hosts, p.medium, p.cores, p.link is not None)
         link = None if p.link is None else read_link(p.link)
-        stretch = _stretch(place, was, self.computing.cpu)
-        setting = Setting(p.fusion_mb * (1 << 20), stretch, p.batch, WIRES[p.wire], place.hosts > 1)
-        far = self._cost(place, was, link, p.plan)
+        stretch = _stretch(cluster, was, self.computing.cpu)
+        setting = Setting(p.fusion_mb * (1 << 20), stretch, p.batch, WIRES[p.wire], cluster.hosts > 1)
+        far = self._cost(cluster, was, link, p.plan)
         return play(self.computing, ranks, far, self.fit, setting, 5, seed, picture=True)
 
-    def _places(
+    def _clusters(
         self, ranks: int, hosts: int | None, medium: str | None, cores: int | None, link: bool
     ) -> tuple[Cluster, Cluster, list[str]]:
         """Where the predicted ranks are, where the recorded ones were, and what of it is assumed."""
@@ -246,14 +246,14 @@ class Job:
         over = "shm" if hosts == 1 else medium or "own"
         return Cluster(ranks, hosts, cores or rec.cores, over, rec.of_copy), was, notes
 
-    def _cost(self, place: Cluster, was: Cluster, link: tuple[float, float] | None, plan: str | None) -> Cost:
+    def _cost(self, cluster: Cluster, was: Cluster, link: tuple[float, float] | None, plan: str | None) -> Cost:
         if plan is None:
-            return cost(self.fit, was, place, link)
+            return cost(self.fit, was, cluster, link)
         if link is None:
             raise ValueError("a plan is simulated on links: pass them, such as --link 25gbit,20us [HVD008]")
-        if (plan, place, link) not in self._plans:
-            self._plans[plan, place, link] = of_plan(plan, place, link, float(self.recording.bytes.sum()))
-        return self._plans[plan, place, link]
+        if (plan, cluster, link) not in self._plans:
+            self._plans[plan, cluster, link] = of_plan(plan, cluster, link, float(self.recording.bytes.sum()))
+        return self._plans[plan, cluster, link]
 
     def _range(
         self, ranks: int, far: Cost, fitted: Fit | None, setting: Setting, step: float, off: float, guessed: float,
@@ -273,41 +273,41 @@ class Job:
         return step * math.exp(-low), step * math.exp(high)
 
     def _unmeasured(
-        self, place: Cluster, was: Cluster, link: str | None, plan: str | None, batch: float, stretch: float
+        self, cluster: Cluster, was: Cluster, link: str | None, plan: str | None, batch: float, stretch: float
     ) -> list[str]:
         rec, found = self.recording, []
-        now, before = crowd(place, place.each), crowd(was, was.each)
-        if now > before and (place.medium == "shm" or stretch > 1):
+        now, before = crowd(cluster, cluster.each), crowd(was, was.each)
+        if now > before and (cluster.medium == "shm" or stretch > 1):
             found.append(
-                f"{place.ranks * place.each // place.hosts} ranks on {place.cores} processors of a host: more ranks "
-                "than processors: not measured"
+                f"{cluster.ranks * cluster.each // cluster.hosts} ranks on {cluster.cores} processors of a host: more "
+                "ranks than processors: not measured"
             )
         if now < before:
             found.append(
                 f"the recorded ranks had {was.cores} processors of a host, fewer than ranks: how much faster fewer "
                 "ranks are was not measured"
             )
-        if link is not None and place.ranks > 1:
+        if link is not None and cluster.ranks > 1:
             found.append(f"the network {link} was not measured: its figures are taken as given, the range as 25 % off")
-        if place.hosts not in (1, place.ranks) and was.hosts > 1:
+        if cluster.hosts not in (1, cluster.ranks) and was.hosts > 1:
             found.append("what ranks of one host do among themselves was not measured")
-        if plan is not None and place.ranks > 1:
+        if plan is not None and cluster.ranks > 1:
             found.append(f"the algorithm {plan} was simulated, not measured")
         if batch != 1:
             found.append("computing is taken as linear in the batch: not measured")
-        if place.ranks > 1:
+        if cluster.ranks > 1:
             found += rec.doubts
-        if rec.size == 1 and place.ranks > 1 and (link is None or not rec.names):
+        if rec.size == 1 and cluster.ranks > 1 and (link is None or not rec.names):
             raise RecordingError(
                 f"{rec.folder}: recorded on one rank, without data about communication: record two ranks, or pass "
                 "the network with --link [HVD007]"
             )
         return found
 
-    def _confidence(self, place: Cluster, notes: list[str], unmeasured: list[str]) -> str:
+    def _confidence(self, cluster: Cluster, notes: list[str], unmeasured: list[str]) -> str:
         if unmeasured:
             return "low"
-        far = place.ranks > FAR * self.recording.size or len(self.recording.step_ns) < FEW
+        far = cluster.ranks > FAR * self.recording.size or len(self.recording.step_ns) < FEW
         return "medium" if notes or far else "high"
 
 
@@ -343,23 +343,23 @@ def _of_alone(rec: Recording, alone: Recording) -> Recording:
         ready, tail = rec.ready.mean(0), float(rec.tail.mean())
         scale = alone.tail / max(float(ready.max()) + tail, 1.0)
         return replace(rec, together=1, ready=np.outer(scale, ready), tail=scale * tail, cpu=alone.cpu)
-    place = {name: i for i, name in enumerate(alone.names)}
-    lacks = [name for name in rec.names if name not in place]
+    index = {name: i for i, name in enumerate(alone.names)}
+    lacks = [name for name in rec.names if name not in index]
     if lacks:
         raise RecordingError(f"{alone.folder}: it has no gradient {lacks[0]!r}, which {rec.folder} has [HVD007]")
     return replace(
-        rec, together=1, ready=alone.ready[:, [place[name] for name in rec.names]], tail=alone.tail, cpu=alone.cpu
+        rec, together=1, ready=alone.ready[:, [index[name] for name in rec.names]], tail=alone.tail, cpu=alone.cpu
     )
 
 
-def _stretch(place: Cluster, was: Cluster, need: float) -> float:
+def _stretch(cluster: Cluster, was: Cluster, need: float) -> float:
     """How many times longer a rank computes than recorded, since more ranks share the processors. All wait for the last
     rank: where they cannot be shared evenly, it is taken halfway to the next whole number of ranks for each."""
-    now, before = crowd(place, need), crowd(was, need)
+    now, before = crowd(cluster, need), crowd(was, need)
     if now <= before:
         return now / before
-    full = -(-place.ranks // (place.hosts * place.cores)) * place.cores * place.hosts
-    return (1 + SHARING) * (now + crowd(replace(place, ranks=full), need)) / 2 / before
+    full = -(-cluster.ranks // (cluster.hosts * cluster.cores)) * cluster.cores * cluster.hosts
+    return (1 + SHARING) * (now + crowd(replace(cluster, ranks=full), need)) / 2 / before
 
 
 def _times(far: Cost, slower: float, size: float) -> float:

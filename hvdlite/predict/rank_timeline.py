@@ -53,7 +53,7 @@ class RankTimeline(NamedTuple):
     others: Counter[tuple[str, str]]
     end: float  # of what is in the file
     lacks: int  # events that are lost
-    told: dict[str, Any]  # what the file says of its rank
+    about: dict[str, Any]  # what the file says of its rank
 
 
 class _Open:
@@ -73,7 +73,7 @@ def read(path: Path) -> RankTimeline:
     picture = merge.read(path)
     lost = [row["args"].get("lost") for row in picture.rows if row.get("name") == "hvdlite_lost_events"]
     line = RankTimeline({}, [], Counter(), max((row.get("ts", 0) * 1e3 for row in picture.rows), default=0.0),
-                lost[-1] if lost and type(lost[-1]) is int else picture.bad, picture.told)  # fmt: skip
+                lost[-1] if lost and type(lost[-1]) is int else picture.bad, picture.about)  # fmt: skip
     title: dict[Any, str] = {}
     open_: dict[Any, _Open] = {}
     waiting: dict[Any, tuple[float, str]] = {}

@@ -22,7 +22,7 @@ import numpy as np
 from ..errors.codes import uncoded
 from ..trace.events import BadRecord
 from ..trace.report.read import NONE, Folder, RankFile, ReadError
-from .phases import MATTERS, Draw, Phase, computed, look_for_waits, phases_of, told_waits
+from .phases import MATTERS, Draw, Phase, computed, look_for_waits, phases_of, recorded_waits
 from .rank_timeline import BYTES_MAX, Floats, RankTimeline, Span, Times, clean, read
 from .replicas import as_ranks, copies
 
@@ -130,13 +130,13 @@ def _wrong(path: Path, why: str) -> RecordingError:
 def _checked(path: Path, ranks: dict[int, RankFile], found: Folder) -> int:
     """The number of ranks of one whole job. Raises RecordingError."""
     if not ranks:
-        said = f" ({'; '.join(map(uncoded, found.problems))})" if found.problems else ""
+        hint = f" ({'; '.join(map(uncoded, found.problems))})" if found.problems else ""
         if any(path.glob("rank-*.steps.jsonl")):
             raise _wrong(
                 path,
-                f"no step is marked in it{said}: optimizers and pipelines mark steps, other loops call stats_step()",
+                f"no step is marked in it{hint}: optimizers and pipelines mark steps, other loops call stats_step()",
             )
-        raise _wrong(path, f"it holds no steps of any rank{said}: record with hvdlite-run --record {path}")
+        raise _wrong(path, f"it holds no steps of any rank{hint}: record with hvdlite-run --record {path}")
     size = ranks[min(ranks)].size
     if size > RANKS_MAX:
         raise _wrong(path, f"{size} ranks; at most {RANKS_MAX} are read, and 2 are enough")
@@ -165,7 +165,7 @@ def _line(path: Path, file: RankFile, problems: list[str]) -> RankTimeline:
         if not line.exists():
             raise _wrong(path, f"{line.name} is missing, which tells of each gradient: use --record {path}") from None
         raise _wrong(path, uncoded(str(error))) from None
-    if str(found.told.get("job", "")) != file.job or found.told.get("epoch") != file.about.get("epoch"):
+    if str(found.about.get("job", "")) != file.job or found.about.get("epoch") != file.about.get("epoch"):
         raise _wrong(path, f"{line.name} is of another job than {file.path.name}: record into an empty folder")
     if found.lacks:
         problems.append(f"{line.name} lacks {found.lacks} events: steps that lack one do not count")
@@ -176,10 +176,10 @@ def _times(path: Path, file: RankFile) -> dict[int, Times]:
     """By step."""
     of, offset = file.columns, file.offset_ns or 0
     found = {}
-    for place, step in enumerate(of["step"]):
-        took = of["step_ns"][place]
-        begin, exposed = of["t"][place] + offset, min(max(of["exposed_ns"][place], 0), took)
-        found[step] = Times(begin, begin + took, took - exposed, exposed, of["cpu_ns"][place])
+    for index, step in enumerate(of["step"]):
+        took = of["step_ns"][index]
+        begin, exposed = of["t"][index] + offset, min(max(of["exposed_ns"][index], 0), took)
+        found[step] = Times(begin, begin + took, took - exposed, exposed, of["cpu_ns"][index])
     return found
 
 
@@ -197,10 +197,10 @@ def _gradients(
         often = 0
         for rank, of in spans.items():
             for span in of.get(name, ()):
-                place = bisect.bisect_right(begins[rank], span.submitted) - 1
-                if place >= 0 and span.submitted < times[rank][common[place]].end:
-                    often += (rank, common[place]) in seen
-                    seen.setdefault((rank, common[place]), span)
+                index = bisect.bisect_right(begins[rank], span.submitted) - 1
+                if index >= 0 and span.submitted < times[rank][common[index]].end:
+                    often += (rank, common[index]) in seen
+                    seen.setdefault((rank, common[index]), span)
         if len(seen) >= COMMON * len(common) * len(spans) and often < 0.1 * len(seen):
             found[name] = seen
     return found
@@ -240,7 +240,7 @@ def _made(
     problems: list[str],
     of_copy: int,
 ) -> Recording:
-    waits = {rank: told_waits(line, names) for rank, line in lines.items()}
+    waits = {rank: recorded_waits(line, names) for rank, line in lines.items()}
     draws: list[Draw] = []
     for step in steps:
         of = {rank: [by_name[name][rank, step] for name in names] for rank in ranks}
@@ -331,10 +331,10 @@ def _buckets(
     if len(of) == 1:
         return
     groups: dict[float, list[int]] = {}
-    for place, span in enumerate(of[0]):
+    for index, span in enumerate(of[0]):
         if span.votes:
             continue
-        groups.setdefault(span.begun, []).append(place)
+        groups.setdefault(span.begun, []).append(index)
     last_of = {max(mine[i].submitted for mine in of for i in phase.members) for phase in phases}
     before = 0.0
     for _, members in sorted(groups.items()):

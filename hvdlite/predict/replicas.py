@@ -54,7 +54,7 @@ def as_ranks(
             waits = max(done - submitted, 0.0)
             out_times[copy][step] = Times(begin, end, max(end - begin - waits, 0.0), waits, cpu)
         until, lacks = min(lines[rank].end for rank in ranks), sum(lines[rank].lacks for rank in ranks)
-        out_lines[copy] = RankTimeline({NAME: spans}, [], Counter(), until, lacks, first.told)
+        out_lines[copy] = RankTimeline({NAME: spans}, [], Counter(), until, lacks, first.about)
     return out_lines, out_times
 
 
@@ -65,7 +65,7 @@ def _gradients(line: RankTimeline, times: dict[int, Times]) -> dict[int, list[Sp
     found: dict[int, list[Span]] = {}
     for name, spans in line.spans.items():
         for span in spans if GRADIENTS.search(name) else ():
-            place = bisect.bisect_right(begins, span.submitted) - 1
-            if place >= 0 and span.submitted < times[steps[place]].end:
-                found.setdefault(steps[place], []).append(span)
+            index = bisect.bisect_right(begins, span.submitted) - 1
+            if index >= 0 and span.submitted < times[steps[index]].end:
+                found.setdefault(steps[index], []).append(span)
     return found

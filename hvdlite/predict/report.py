@@ -1,8 +1,8 @@
 """Report of a prediction: a table, the recording behind it, notes, and one sentence of advice.
 
 A table is for eyes; `--json` has the same numbers for programs. Units stand in the heads of columns. A note that
-several rows share is said once. The advice is about the last row whose ranks wait for gradients: how short a step could
-be at best, and what the narrower float on the wire would bring.
+several rows share is printed once. The advice is about the last row whose ranks wait for gradients: how short a step
+could be at best, and what the narrower float on the wire would bring.
 """
 
 from __future__ import annotations
@@ -71,17 +71,17 @@ def advice(job: Job, rows: Sequence[Prediction]) -> list[str]:
     if not waiting:
         return []
     p = waiting[-1]
-    said = f"{p.ranks} ranks wait {p.exposed_ms:.1f} of {p.ms:.1f} ms for gradients"
+    text = f"{p.ranks} ranks wait {p.exposed_ms:.1f} of {p.ms:.1f} ms for gradients"
     if p.bound == "late ranks":
-        return [f"{said}, mostly for the last rank's: a faster network would not help, more equal steps would"]
-    said += f"; bytes that cost nothing would leave {p.ms - p.bytes_ms:.1f} ms, which no network is faster than"
+        return [f"{text}, mostly for the last rank's: a faster network would not help, more equal steps would"]
+    text += f"; bytes that cost nothing would leave {p.ms - p.bytes_ms:.1f} ms, which no network is faster than"
     if p.wire == "none":
         half = job.step(
             p.ranks, hosts=p.hosts, cores=p.cores or None, link=p.link, medium=p.medium, plan=p.plan,
             fusion_mb=p.fusion_mb, wire="fp16", batch=p.batch
         )  # fmt: skip
-        said += f", float16 on the wire {half.ms:.1f} ms"
-    return [said]
+        text += f", float16 on the wire {half.ms:.1f} ms"
+    return [text]
 
 
 def compared(measured: Job, predicted: Prediction) -> str:

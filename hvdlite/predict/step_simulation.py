@@ -58,7 +58,7 @@ class _Wire:
 
     def begin(self) -> None:
         """A step begins: nothing is in flight."""
-        self._free = self._asked = 0.0
+        self._free = self._voted = 0.0
         self.done: dict[int, float] = {}  # by gradient
         self.moved: list[tuple[float, float, float]] = []  # bytes, begin, end
 
@@ -74,18 +74,18 @@ class _Wire:
         """Gradients in the order in which the last rank has them, agreed when it does."""
         i = 0
         while i < len(order):
-            at = max(agreed[order[i]], self._asked)
+            at = max(agreed[order[i]], self._voted)
             if self._setting.behind:
                 at = max(at, self._free)
             j = i
             while j < len(order) and agreed[order[j]] <= at + self._rec.burst:
                 j += 1
             together = order[i:j]
-            self._asked = max(at, agreed[together[-1]]) + self._chance.choice(self._rounds[j == len(order)])
-            self.done.update(dict.fromkeys(self._rec.votes.intersection(together), self._asked))
+            self._voted = max(at, agreed[together[-1]]) + self._chance.choice(self._rounds[j == len(order)])
+            self.done.update(dict.fromkeys(self._rec.votes.intersection(together), self._voted))
             rest = [k for k in together if k not in self._rec.votes]
             for members in _buckets(rest, self._size, self._setting.fusion):
-                start, size = max(self._free, self._asked), sum(self._size[k] for k in members)
+                start, size = max(self._free, self._voted), sum(self._size[k] for k in members)
                 self._free = start + self._takes(size, start >= agreed[order[-1]])
                 self.done.update(dict.fromkeys(members, self._free))
                 self.moved.append((size, start, self._free))

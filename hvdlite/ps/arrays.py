@@ -46,18 +46,18 @@ def by_piece(owner: Any, servers: int, most: int) -> Iterator[tuple[int, Any]]:
             yield int(server), at[begin : begin + most]
 
 
-def numbers(given: Any) -> Any:
+def numbers(values: Any) -> Any:
     """What NumPy takes of an array, a list or a framework's tensor."""
-    if hasattr(given, "detach"):  # torch's
-        given = given.detach()
-        return (given.float() if given.dtype.itemsize < 4 and given.is_floating_point() else given).cpu().numpy()
-    return given.numpy() if hasattr(given, "numpy") else given  # TensorFlow's
+    if hasattr(values, "detach"):  # torch's
+        values = values.detach()
+        return (values.float() if values.dtype.itemsize < 4 and values.is_floating_point() else values).cpu().numpy()
+    return values.numpy() if hasattr(values, "numpy") else values  # TensorFlow's
 
 
-def like(rows: Any, given: Any) -> Any:
+def like(rows: Any, example: Any) -> Any:
     """Rows as what the ids were, on their device."""
-    if hasattr(given, "detach"):
-        return sys.modules["torch"].from_numpy(rows).to(given.device)
-    if hasattr(given, "numpy"):
+    if hasattr(example, "detach"):
+        return sys.modules["torch"].from_numpy(rows).to(example.device)
+    if hasattr(example, "numpy"):
         return sys.modules["tensorflow"].convert_to_tensor(rows)
     return rows

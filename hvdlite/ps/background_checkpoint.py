@@ -31,7 +31,7 @@ class Saving:
 
     def __init__(self, shard: Shard, owned: Any, folder: str, token: str) -> None:
         self._pipe, into = os.pipe()
-        self._said, parent = bytearray(), os.getpid()
+        self._output, parent = bytearray(), os.getpid()
         try:
             self._pid = os.fork()
         except OSError:
@@ -50,15 +50,15 @@ class Saving:
         """The child's result; None: it still writes."""
         try:
             while came := os.read(self._pipe, 1 << 16):
-                self._said += came
+                self._output += came
         except BlockingIOError:
             return None
         status = self._reaped()
         try:
-            said: dict[str, Any] = json.loads(self._said)
+            result: dict[str, Any] = json.loads(self._output)
         except ValueError:
             return {"error": f"its process that writes ended with status {status} [HVD033]"}
-        return said
+        return result
 
     def _reaped(self) -> int:
         os.close(self._pipe)
@@ -86,14 +86,14 @@ def _write_all(shard: Shard, owned: Any, folder: str, token: str, parent: int, i
             name = f"{token}-{shard.me}-{number}.npz"
             written.append({"file": name})
             written[-1] = checkpoint_pieces.write_piece(folder, name, ids, rows, shard.placement.places(ids)[0])
-        said: dict[str, Any] = {"written": written}
+        result: dict[str, Any] = {"written": written}
     except Exception as error:
-        said = failed(error)
+        result = failed(error)
         for piece in written:
             with contextlib.suppress(OSError):
                 os.remove(os.path.join(folder, piece["file"]))
     with open(into, "wb") as file:
-        file.write(json.dumps(said).encode())
+        file.write(json.dumps(result).encode())
 
 
 class Loading:
@@ -101,7 +101,7 @@ class Loading:
 
     def __init__(self, shard: Shard, folder: str, listed: list[dict[str, Any]], order: str) -> None:
         self.shard = shard
-        self._said: dict[str, Any] | None = None
+        self._result: dict[str, Any] | None = None
         self._stopped = False
         here = shard.parts_here() if order == shard.placement.order else np.ones(shard.placement.parts, bool)
         threading.Thread(target=self._read_all, args=(folder, listed, here), name="hvdlite-load", daemon=True).start()
@@ -118,13 +118,13 @@ class Loading:
                             f"{self.shard.name!r} has {self.shard.dim + self.shard.state_width} [HVD034]"
                         )
                     self.shard.put(ids, rows)
-            self._said = {"loaded": self.shard.used}
+            self._result = {"loaded": self.shard.used}
         except Exception as error:
-            self._said = failed(error)
+            self._result = failed(error)
 
     def progress(self) -> dict[str, Any] | None:
         """What became of it; None: it still reads."""
-        return self._said
+        return self._result
 
     def stop(self) -> None:
         """Ends it soon."""

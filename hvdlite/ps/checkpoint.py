@@ -56,8 +56,8 @@ def begin(client: Client, table: int, spec: dict[str, Any], folder: str) -> list
 def finish(client: Client, table: int, spec: dict[str, Any], folder: str, servers: Sequence[int]) -> None:
     """Waits until what `begin` has begun is written, and makes it valid. Raises HvdError, OSError."""
     try:
-        said, error = _ends(client, table, servers)
-        written = [piece for each in said for piece in each["written"]]
+        results, error = _ends(client, table, servers)
+        written = [piece for each in results for piece in each["written"]]
         if error is not None:
             checkpoint_files.remove(folder, written)
             raise error
@@ -93,7 +93,7 @@ def _form(value: Any) -> Any:
 
 def _ends(client: Client, table: int, servers: Sequence[int]) -> tuple[list[dict[str, Any]], Exception | None]:
     """The servers' answers when their jobs are over, and the first error, when all jobs are."""
-    said, waited, pause = list[dict[str, Any]](), list(servers), _PAUSE_S
+    results, waited, pause = list[dict[str, Any]](), list(servers), _PAUSE_S
     error: Exception | None = None
     while waited:
         for server in list(waited):
@@ -105,27 +105,27 @@ def _ends(client: Client, table: int, servers: Sequence[int]) -> tuple[list[dict
                 waited.remove(server)
                 continue
             if came:
-                said.append(came)
+                results.append(came)
                 waited.remove(server)
         time.sleep(pause if waited else 0)
         pause = min(_PAUSE_MAX_S, 1.5 * pause)
-    return said, error
+    return results, error
 
 
-def _save(server: Any, table: Any, asked: dict[str, Any]) -> Any:
+def _save(server: Any, table: Any, request: dict[str, Any]) -> Any:
     shard: Shard = table.shard
     owners = shard.placement.owners
-    lives = ~np.isin(owners, asked["dead"])
-    first = owners[np.arange(len(owners)), lives.argmax(axis=1)]  # the first that is alive
+    is_alive = ~np.isin(owners, request["dead"])
+    first = owners[np.arange(len(owners)), is_alive.argmax(axis=1)]  # the first that is alive
     return _begun(
-        table, lambda: background_checkpoint.Saving(shard, first == server.me, asked["folder"], asked["token"])
+        table, lambda: background_checkpoint.Saving(shard, first == server.me, request["folder"], request["token"])
     )
 
 
-def _load(server: Any, table: Any, asked: dict[str, Any]) -> Any:
+def _load(server: Any, table: Any, request: dict[str, Any]) -> Any:
     def load() -> background_checkpoint.Loading:
-        shard = Shard({**table.spec, **asked["first"]}, server.me, server.servers)
-        return background_checkpoint.Loading(shard, asked["folder"], asked["pieces"], asked["order"])
+        shard = Shard({**table.spec, **request["first"]}, server.me, server.servers)
+        return background_checkpoint.Loading(shard, request["folder"], request["pieces"], request["order"])
 
     return _begun(table, load)
 
@@ -141,18 +141,18 @@ def _begun(table: Any, job: Any) -> Any:
     return {}
 
 
-def _progress(server: Any, table: Any, asked: dict[str, Any]) -> Any:
+def _progress(server: Any, table: Any, _request: dict[str, Any]) -> Any:
     if table.job is None:
         return {"error": f"nothing of table {table.shard.name!r} is being saved or loaded [HVD033]"}
-    said = table.job.progress()
-    if said is None:
+    progress = table.job.progress()
+    if progress is None:
         return {}
-    if "loaded" not in said:
+    if "loaded" not in progress:
         table.job = None
-    return said
+    return progress
 
 
-def _loaded(server: Any, table: Any, asked: dict[str, Any]) -> Any:
+def _loaded(server: Any, table: Any, request: dict[str, Any]) -> Any:
     table.replace(table.job.shard)
     table.job = None
     return {}

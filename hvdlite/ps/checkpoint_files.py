@@ -75,8 +75,8 @@ def read_index(
         raise ValueError(f"{path} is missing: {state} [HVD034]") from None
     except (OSError, KeyError, TypeError, RecursionError, json.JSONDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"{path}: cannot be read as the index of a save: {error!r} [HVD034]") from error
-    asked = (("format", _FORMATS), ("rows", rows), ("dim", dim), ("rule", rule), ("tables", tables))
-    for key, ours in asked:
+    expected = (("format", _FORMATS), ("rows", rows), ("dim", dim), ("rule", rule), ("tables", tables))
+    for key, ours in expected:
         if found[key] != ours and not (key == "format" and found[key] in _FORMATS):
             raise ValueError(f"{path}: the save has {key}={found[key]!r}, but this table has {key}={ours!r} [HVD034]")
     for name, (_, width, last, size) in zip(names, numbers):

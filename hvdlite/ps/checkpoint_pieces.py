@@ -34,8 +34,8 @@ def write_piece(folder: str, name: str, ids: Any, rows: Any, part: Any) -> dict[
     return {"file": name, "rows": len(ids), "width": rows.shape[1], "last": int(ids.max(initial=-1)), "bytes": size}
 
 
-def read_piece(folder: str, piece: dict[str, Any], wanted: Any) -> Iterator[tuple[Any, Any]]:
-    """(ids, rows) of those parts of a piece that are `wanted` (bool [parts]); the piece is one that `read_index` gave.
+def read_piece(folder: str, piece: dict[str, Any], chosen_parts: Any) -> Iterator[tuple[Any, Any]]:
+    """(ids, rows) of those parts of a piece that are chosen (bool [parts]); the piece is one that `read_index` gave.
     ValueError [HVD034] if they are not what was written."""
     path = os.path.join(folder, piece["file"])
     check_length(path, piece["bytes"])
@@ -43,7 +43,7 @@ def read_piece(folder: str, piece: dict[str, Any], wanted: Any) -> Iterator[tupl
         with open(path, "rb") as file:
             at = _arrays_in(file, piece["rows"], piece["width"])
             parts = _read(file, at["parts"], 0, at["parts"][2][0]) if "parts" in at else None
-            for begin, end, sums in _runs(parts, piece["rows"], wanted):
+            for begin, end, sums in _runs(parts, piece["rows"], chosen_parts):
                 ids, rows = (_read(file, at[name], begin, end) for name in ("ids", "rows"))
                 _check_rows(ids, rows, sums, piece["last"])
                 yield ids, rows
@@ -69,10 +69,10 @@ def _arrays_in(file: BinaryIO, rows: int, width: int) -> dict[str, tuple[int, An
         if "parts" not in found and (name := packed.testzip()):
             raise ValueError(f"the checksum of {name} differs")
     several = found.get("parts", (0, None, (0, 3)))[2][0]
-    wanted = {"ids": ("int64", (rows,)), "rows": ("float32", (rows, width)), "parts": ("int64", (several, 3))}
-    told = {name: (str(dtype), shape) for name, (_, dtype, shape) in found.items()}
-    if told != {name: wanted[name] for name in ("ids", "rows", *["parts"] * ("parts" in told))}:
-        raise ValueError(f"it has {told}, but was written with {wanted}")
+    expected = {"ids": ("int64", (rows,)), "rows": ("float32", (rows, width)), "parts": ("int64", (several, 3))}
+    actual = {name: (str(dtype), shape) for name, (_, dtype, shape) in found.items()}
+    if actual != {name: expected[name] for name in ("ids", "rows", *["parts"] * ("parts" in actual))}:
+        raise ValueError(f"it has {actual}, but was written with {expected}")
     return found
 
 
@@ -85,15 +85,15 @@ def _read(file: BinaryIO, at: tuple[int, Any, tuple[int, ...]], begin: int, end:
     return np.frombuffer(came, dtype).reshape(end - begin, *shape[1:])
 
 
-def _runs(parts: Any, rows: int, wanted: Any) -> Iterator[tuple[int, int, Any]]:
+def _runs(parts: Any, rows: int, chosen_parts: Any) -> Iterator[tuple[int, int, Any]]:
     """(first row, row after the last, parts) of parts that are wanted and lie beside each other."""
     if parts is None:
         yield 0, rows, None
         return
     numbers, counts = parts[:, 0], parts[:, 1]
-    if parts.min(initial=0) < 0 or counts.sum() != rows or numbers.max(initial=0) >= len(wanted):
+    if parts.min(initial=0) < 0 or counts.sum() != rows or numbers.max(initial=0) >= len(chosen_parts):
         raise ValueError(f"its {len(parts)} parts do not have its {rows} rows")
-    ends, chosen = np.cumsum(counts), np.flatnonzero(np.diff(wanted[numbers], prepend=False, append=False))
+    ends, chosen = np.cumsum(counts), np.flatnonzero(np.diff(chosen_parts[numbers], prepend=False, append=False))
     for first, last in zip(chosen[::2].tolist(), chosen[1::2].tolist()):
         yield int(ends[first] - counts[first]), int(ends[last - 1]), parts[first:last]
 

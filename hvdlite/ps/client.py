@@ -107,7 +107,7 @@ class Client:
     def _ask(self, question: Question, server: int, kind: int, number: int, frames: list[Any], where: Any) -> None:
         link = self._links[server]
         if not any(link.sent.values()):
-            link.heard = time.monotonic()  # it had nothing to send
+            link.last_received = time.monotonic()  # it had nothing to send
         question.left += 1
         link.sent[kind][number] = Sent(question, frames, where, self.AGAIN_S)
         self._put(server, frames)
@@ -160,13 +160,13 @@ class Client:
 
     def call(self, server: int, do: str, table: int = 0, **more: Any) -> Any:
         """Asks a server to do something, and waits for it. Raises what it could not do."""
-        said = self.ask(server, do, table, **more)
-        if said is None:
+        answer = self.ask(server, do, table, **more)
+        if answer is None:
             raise HvdPeerLostError(f"{self._links[server].ended} during the request {do} [HVD029]")
-        if "error" in said:
-            text = f"server {server}: {said['error']}"
+        if "error" in answer:
+            text = f"server {server}: {answer['error']}"
             raise ValueError(text) if "[HVD034]" in text else HvdError(text)
-        return said
+        return answer
 
     # ---- waiting
 
@@ -235,7 +235,7 @@ class Client:
                 if head is not None and head.session == self.session:
                     self.bytes_in += sum(len(each) for each in frames)
                     self.messages_in += 1
-                    link.heard = time.monotonic()
+                    link.last_received = time.monotonic()
                     self._take(server, head, [each.buffer for each in frames[1:]])
         self._ring()
         if self.messages_in != before:
@@ -245,7 +245,7 @@ class Client:
         if now >= self._look:
             if now - self._look > self.AGAIN_S:  # this rank did something else: it has not listened
                 for link in self._links:
-                    link.heard = now
+                    link.last_received = now
             self._look = now + _SLICE_S
             _core.raise_failure()
             self._send_again(now)
@@ -254,13 +254,13 @@ class Client:
     def _send_again(self, now: float) -> None:
         for server, link in enumerate(self._links):
             waiting = [sent for of_kind in link.sent.values() for sent in of_kind.values()]
-            if waiting and not link.ended and now - link.heard > self.limits.peer:
+            if waiting and not link.ended and now - link.last_received > self.limits.peer:
                 self._fail(
                     f"server {server} of tables has said nothing for {self.limits.peer:g} s (HVDLITE_PEER_TIMEOUT sets "
                     "the limit): it is stopped, or its host cannot be reached"
                 )
                 return
-            if waiting and now - link.heard > 2 * self.AGAIN_S and self.tables:
+            if waiting and now - link.last_received > 2 * self.AGAIN_S and self.tables:
                 self.ask_clock(0)  # of the other servers, which also report whether it has ended
             for sent in waiting:
                 if now - sent.at >= sent.wait:
@@ -282,7 +282,7 @@ class Client:
                 question.rows[sent.where] = np.frombuffer(frames[0], np.float32).reshape(head.rows, -1)
                 question.left -= 1
         elif head.kind in (messages.CLOCK, messages.WAITS):
-            self.tables[head.table].heard(server, head.clock, np.frombuffer(frames[0], np.int64) if frames else None)
+            self.tables[head.table].on_clock(server, head.clock, np.frombuffer(frames[0], np.int64) if frames else None)
         elif head.kind == messages.ANSWER:
             sent = link.sent[messages.CALL].pop(head.number, None)
             if sent is not None:
@@ -290,11 +290,11 @@ class Client:
         elif head.kind == messages.REFUSED:
             self.failed = messages.refusal(head, bytes(frames[0]).decode())
         elif head.kind == messages.GONE:
-            self.gone(int(head.number), bytes(frames[0]).decode())
+            self.server_ended(int(head.number), bytes(frames[0]).decode())
 
     # ---- servers that end
 
-    def gone(self, server: int, text: str) -> None:
+    def server_ended(self, server: int, text: str) -> None:
         """Its process has ended: what waits for it goes to the copies, or fails."""
         link = self._links[server]
         if link.ended:
@@ -310,8 +310,8 @@ class Client:
             self._fail(f"{texts}: {lost}")
             return
         if self.rank == 0:
-            told = f"{link.ended}: its rows are read from their copies; the loss of a second server would end the job"
-            print(f"hvdlite: {told} [HVD030]", file=sys.stderr, flush=True)
+            note = f"{link.ended}: its rows are read from their copies; the loss of a second server would end the job"
+            print(f"hvdlite: {note} [HVD030]", file=sys.stderr, flush=True)
         kinds, link.sent = link.sent, {kind: {} for kind in link.sent}
         for sent in (each for of_kind in kinds.values() for each in of_kind.values()):
             sent.question.left -= 1
@@ -322,7 +322,7 @@ class Client:
         self.fail(HvdPeerLostError(f"{text} [HVD029]"), f"needs rows that are lost: {text}")
 
     def fail(self, error: Exception, what: str) -> None:
-        """The job cannot go on: ranks that wait for something else hear it, too."""
+        """The job cannot go on: ranks that wait for something else get the error, too."""
         self.failed = error
         init.abort(what)
 
@@ -331,7 +331,7 @@ class Client:
         for server in self.alive():
             self._put(server, [self._head(messages.CLOCK, server, table=table)])
 
-    def meet(self, job: int, workers: int) -> None:
+    def join_job(self, job: int, workers: int) -> None:
         """Greets every server. HvdInitError names those that do not answer in time."""
         question = Question()
         hello = json.dumps({"do": "hello", "job": job, "workers": workers}).encode()

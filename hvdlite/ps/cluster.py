@@ -53,13 +53,13 @@ class _Child:
             how = "did not start in time" if not came else f"ended while it started ({_how(self._process.wait())})"
             raise HvdInitError(f"parameter server {number} on host {socket.gethostname()} {how} [HVD024]")
 
-    def watch(self, tell: Any) -> None:
+    def watch(self, report: Any) -> None:
         """Calls tell(number, text) when it has ended."""
 
         def wait() -> None:
             code = self._process.wait()
             if not self.expected:
-                tell(self.number, f"server {self.number} (pid {self._process.pid}{_host()}) {_how(code)}")
+                report(self.number, f"server {self.number} (pid {self._process.pid}{_host()}) {_how(code)}")
 
         threading.Thread(target=wait, name=f"hvdlite-server-{self.number}", daemon=True).start()
 
@@ -86,18 +86,18 @@ class _Serving:
 
     def __init__(self, addresses: list[str], children: list[_Child], secret: bytes, job: int, session: int) -> None:
         settings = config.load()
-        values, (told, end) = settings.values, settings.stall_limits()
-        limits = Limits(values["peer_timeout"], told, end, values["start_timeout"])
+        values, (warn, end) = settings.values, settings.stall_limits()
+        limits = Limits(values["peer_timeout"], warn, end, values["start_timeout"])
         self._encrypted, self._patience = values["ps_curve"], values["leave_timeout"]
         self.addresses, self._children, self._secret = addresses, children, secret
         self._session = session
         self.client = Client(rank(), addresses, secret, session, self._encrypted, limits)
-        self.client.meet(job, size())
+        self.client.join_job(job, size())
         for each in children:
-            each.watch(self._tell)
+            each.watch(self._report)
         init.closers.append(self._close)
 
-    def _tell(self, number: int, text: str) -> None:
+    def _report(self, number: int, text: str) -> None:
         """A child has ended. The client may be waiting in another thread, so this one has sockets of its own."""
         others = [other for other in self.client.alive() if other != number]
         if not others:
@@ -122,12 +122,12 @@ class _Serving:
         it has left, and may end by that."""
         global _serving
         _serving = None
-        is_heard = not failed and self._said_bye()
-        for child in () if failed or is_heard else self._children:  # others may still use it
-            self._tell(child.number, f"server {child.number} ended with rank {rank()}, which has left the job")
-        return lambda: self._end(is_heard)
+        has_left = not failed and self._left_servers()
+        for child in () if failed or has_left else self._children:  # others may still use it
+            self._report(child.number, f"server {child.number} ended with rank {rank()}, which has left the job")
+        return lambda: self._end(has_left)
 
-    def _said_bye(self) -> bool:
+    def _left_servers(self) -> bool:
         """Whether servers know that this rank has left, and have all that it has pushed."""
         with contextlib.suppress(HvdError):  # of a job that fails meanwhile
             for table in self.client.tables:
@@ -138,9 +138,9 @@ class _Serving:
             return True
         return False
 
-    def _end(self, is_heard: bool) -> None:
+    def _end(self, has_left: bool) -> None:
         with contextlib.suppress(HvdError):
-            for child in self._children if is_heard else ():
+            for child in self._children if has_left else ():
                 self._wait_for_others(child.number)
         self.client.close()
         for child in self._children:
@@ -149,8 +149,8 @@ class _Serving:
     def _wait_for_others(self, server: int) -> None:
         """Until all ranks have left it, or those that have not are lost: none has been connected for so long."""
         pause, seen = 0.01, time.monotonic()
-        while (said := self.client.ask(server, "left")) and said["waiting"]:
-            seen = time.monotonic() if said["connected"] else seen
+        while (answer := self.client.ask(server, "left")) and answer["waiting"]:
+            seen = time.monotonic() if answer["connected"] else seen
             if time.monotonic() - seen > self.client.limits.peer:
                 return
             time.sleep(pause)
@@ -221,13 +221,13 @@ def _started(count: int, secret: bytes, job: int, settings: config.Settings) -> 
             children.append(_Child(number, order, values["start_timeout"]))
     except (HvdInitError, OSError) as error:
         failed = str(error)
-    told = allgather_object(({each.number: each.address for each in children}, failed), name="hvd.ps.addresses")
-    texts = [text for _, text in told if text is not None]
+    of_all = allgather_object(({each.number: each.address for each in children}, failed), name="hvd.ps.addresses")
+    texts = [text for _, text in of_all if text is not None]
     if texts:
         for each in children:
             each.end()
         raise HvdInitError(coded("HVD024", texts[0]))
-    found = {number: where for part, _ in told for number, where in part.items()}
+    found = {number: where for part, _ in of_all for number, where in part.items()}
     return children, [found[number] for number in range(count)]
 
 

@@ -21,16 +21,16 @@ from ..errors import HvdError, HvdMismatchError, HvdPeerLostError, HvdTimeoutErr
 from ..errors.codes import coded
 from .client import Client
 
-_SAY_S = 0.5  # how often rank 0 reports that it goes on
+_NOTICE_S = 0.5  # how often rank 0 reports that it goes on
 
 
 def opened(client: Client, spec: dict[str, Any]) -> int:
     """The number of a new table. HvdMismatchError where ranks differ, HvdError for what a server could not make."""
     specs = allgather_object(spec, name="hvd.ps.Table")
-    for other, said in enumerate(specs):
-        key = next((key for key in said if said[key] != specs[0][key]), None)
+    for other, each in enumerate(specs):
+        key = next((key for key in each if each[key] != specs[0][key]), None)
         if key is not None:
-            differ = f"rank {other} has {key}={said[key]!r}, rank 0 has {key}={specs[0][key]!r}"
+            differ = f"rank {other} has {key}={each[key]!r}, rank 0 has {key}={specs[0][key]!r}"
             raise HvdMismatchError(f"table {specs[0]['name']!r}: {differ} [HVD026]")
     if any(table.name == spec["name"] for table in client.tables):
         raise ValueError(f"table {spec['name']!r}: this job already has a table of this name [HVD025]")
@@ -61,8 +61,8 @@ class Work:
 
     def __init__(self, client: Client, call: Callable[[], Any], spec: dict[str, Any], again: bool = True) -> None:
         self._client, self._call, self._spec, self._again = client, call, spec, again
-        self._said: tuple[Exception | None, Any] | None = None
-        self._asked: tuple[Any, bytearray] | None = None
+        self._outcome: tuple[Exception | None, Any] | None = None
+        self._notice: tuple[Any, bytearray] | None = None
         self.is_known = False  # on all ranks
         self._thread = threading.Thread(target=self._run, name="hvdlite-tables", daemon=True)
         if rank() == 0:
@@ -71,15 +71,15 @@ class Work:
     def is_over(self) -> bool:
         """The same on all ranks, which all ask."""
         if not self.is_known:
-            if self._asked is None:  # else Ctrl-C has interrupted the wait
-                is_over = bytearray([self._said is not None])
-                self._asked = broadcast_bytes_async(is_over, 0, "hvd.ps.over"), is_over
-            pending, is_over = self._asked
+            if self._notice is None:  # else Ctrl-C has interrupted the wait
+                is_over = bytearray([self._outcome is not None])
+                self._notice = broadcast_bytes_async(is_over, 0, "hvd.ps.over"), is_over
+            pending, is_over = self._notice
             pending.wait()
             pending.release()
-            self._asked = None
+            self._notice = None
             if is_over[0]:
-                self._said, self.is_known = broadcast_object(self._said, name="hvd.ps.done"), True
+                self._outcome, self.is_known = broadcast_object(self._outcome, name="hvd.ps.done"), True
         return self.is_known
 
     def wait(self, seconds: float | None = None) -> Any:
@@ -88,14 +88,14 @@ class Work:
         while not self.is_known:
             is_late = False
             if rank() == 0:
-                self.join(min(_SAY_S, until - time.monotonic()))
+                self.join(min(_NOTICE_S, until - time.monotonic()))
                 is_late = time.monotonic() > until
             if not self.is_over() and seconds is not None and broadcast_object(is_late, name="hvd.ps.late"):
                 raise HvdTimeoutError(
                     f"table {self._spec['name']!r}: servers were not done within {seconds} s [HVD031]"
                 )
-        assert self._said is not None
-        error, value = self._said
+        assert self._outcome is not None
+        error, value = self._outcome
         if isinstance(error, (HvdError, ValueError)):
             raise error
         if error is not None:
@@ -105,7 +105,7 @@ class Work:
     def join(self, seconds: float) -> Exception | None:
         """On rank 0: waits at most so long. What it has raised, or that it is not over."""
         self._thread.join(max(0.0, seconds))
-        return self._said[0] if self._said else HvdError("it was not over [HVD033]")
+        return self._outcome[0] if self._outcome else HvdError("it was not over [HVD033]")
 
     def _run(self) -> None:
         """If a server ends meanwhile and its rows have copies, all is done again, if that is asked for."""
@@ -122,7 +122,7 @@ class Work:
                 error = failed if is_ours else OSError(f"{type(failed).__name__}: {failed}")
                 if not self._again:
                     break
-        self._said = error, value
+        self._outcome = error, value
 
 
 class Saving(Handle):

@@ -69,7 +69,7 @@ class Link:
         self.socket, self.ended = socket, ""  # how, once it has
         self.pushes, self.push_bytes = 0, 0  # numbers given out; of those that are not done
         self.sent: dict[int, dict[int, Sent]] = {messages.PULL: {}, messages.PUSH: {}, messages.CALL: {}}
-        self.heard = time.monotonic()
+        self.last_received = time.monotonic()
 
     def received(self, zmq: Any) -> Iterator[list[Any]]:
         """Until there is no more: the descriptor of a ZeroMQ socket is readable only once for all that has come."""

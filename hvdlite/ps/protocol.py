@@ -81,9 +81,9 @@ class _Table:
 
     def _rate(self, step: int) -> float:
         """On which the workers that ended this step agree."""
-        told = sorted((has_left, worker, rate) for worker, (has_left, rate) in self._rates.pop(step).items())
-        _, first, rate = told[0]
-        for has_left, other, its in told:
+        rates = sorted((has_left, worker, rate) for worker, (has_left, rate) in self._rates.pop(step).items())
+        _, first, rate = rates[0]
+        for has_left, other, its in rates:
             if not has_left and its != rate:
                 raise Refused(
                     f"table {self.shard.name!r}: rank {other} ends step {step + 1} with lr={F32(its)}, rank {first} "
@@ -148,7 +148,7 @@ class Protocol:
         self.me, self.servers, self.job, self.now = me, servers, job, 0.0
         self._calls = {"hello": _hello, "open": _open, "bye": _bye, **calls}
         self.session = self.workers = self.strange = 0
-        self.gone: dict[int, str] = {}
+        self.lost_servers: dict[int, str] = {}
         self._begin(0, 0)
 
     def _begin(self, session: int, workers: int) -> None:
@@ -158,7 +158,7 @@ class Protocol:
         self.left: set[int] = set()
         self._last = [0] * workers  # number of the last push that was applied
         self._early: list[dict[int, tuple[Head, list[Any]]]] = [{} for _ in range(workers)]
-        self._asked: list[set[int]] = [set() for _ in range(workers)]  # numbers of parked pulls
+        self._parked_numbers: list[set[int]] = [set() for _ in range(workers)]  # numbers of parked pulls
         self._answered: list[tuple[int, list[Any]]] = [(0, []) for _ in range(workers)]  # the last CALL
 
     def head(self, kind: int, worker: int, **more: Any) -> bytes:
@@ -173,7 +173,7 @@ class Protocol:
                 self.strange += 1
                 return []
             if head.kind == messages.GONE:
-                return self.server_gone(int(head.number), bytes(frames[0]).decode())
+                return self.server_ended(int(head.number), bytes(frames[0]).decode())
             if head.table >= len(self.tables):
                 raise Refused(f"there is no table {head.table}")
             if self.tables[head.table].broken:
@@ -185,8 +185,10 @@ class Protocol:
             if head.kind == messages.CLOCK:
                 table = self.tables[head.table]
                 self._check_waits(table, int(table.clocks[head.worker]) - 1)
-                gone = [self._gone(head.worker, each) for each in self.gone]  # the first message may have been lost
-                return [(head.worker, self._clock(messages.CLOCK, head, whole=True)), *gone]
+                notices = [
+                    self._ended(head.worker, each) for each in self.lost_servers
+                ]  # the first message may have been lost
+                return [(head.worker, self._clock(messages.CLOCK, head, whole=True)), *notices]
             raise Refused(f"a worker does not send messages of kind {head.kind}")
         except _Left as error:
             refused = self.head(messages.REFUSED, head.worker, flags=messages.LEAVE, number=error.rank)
@@ -200,9 +202,9 @@ class Protocol:
         return worker, [self.head(messages.REFUSED, worker), f"server {self.me}: {text}".encode()]
 
     def _call(self, head: Head, frames: list[Any]) -> list[Answer]:
-        asked = json.loads(bytes(frames[0]))
-        if head.session > self.session and asked["do"] == "hello" and asked["job"] == self.job:
-            self._begin(head.session, int(asked["workers"]))
+        request = json.loads(bytes(frames[0]))
+        if head.session > self.session and request["do"] == "hello" and request["job"] == self.job:
+            self._begin(head.session, int(request["workers"]))
         if head.session != self.session or head.worker >= self.workers:
             self.strange += 1
             return []
@@ -211,24 +213,24 @@ class Protocol:
             return []
         if head.number > number:
             table = self.tables[head.table] if head.table < len(self.tables) else None
-            said = self._calls[asked["do"]](self, table, asked)
-            answer = [self.head(messages.ANSWER, head.worker, number=head.number), json.dumps(said).encode()]
+            result = self._calls[request["do"]](self, table, request)
+            answer = [self.head(messages.ANSWER, head.worker, number=head.number), json.dumps(result).encode()]
             self._answered[head.worker] = (head.number, answer)
-        gone = [self._gone(head.worker, each) for each in self.gone] if asked["do"] == "hello" else []
-        return [*gone, (head.worker, answer)]
+        notices = [self._ended(head.worker, each) for each in self.lost_servers] if request["do"] == "hello" else []
+        return [*notices, (head.worker, answer)]
 
     def _clock(self, kind: int, head: Head, whole: bool) -> list[Any]:
         table = self.tables[head.table]
-        told = self.head(kind, head.worker, table=head.table, number=head.number, clock=table.low())
-        return [told, table.clocks.copy()] if whole else [told]
+        clock = self.head(kind, head.worker, table=head.table, number=head.number, clock=table.low())
+        return [clock, table.clocks.copy()] if whole else [clock]
 
     def _pull(self, table: _Table, head: Head, frames: list[Any]) -> list[Answer]:
-        if head.number not in self._asked[head.worker]:
+        if head.number not in self._parked_numbers[head.worker]:
             ids = np.frombuffer(frames[0], np.int64)
             if self._may_see(table, head):
                 return [self._rows(table, head, ids)]
             table.shard.slots(ids)  # refused now, if at all
-            self._asked[head.worker].add(head.number)
+            self._parked_numbers[head.worker].add(head.number)
             table.parked.append(_Parked(head, ids, self.now))
         self._check_waits(table, head.clock)
         return [(head.worker, self._clock(messages.WAITS, head, whole=True))]
@@ -252,10 +254,10 @@ class Protocol:
         rows = table.shard.read(ids)
         table.pulls += 1
         table.lead = max(table.lead, head.clock - table.low())
-        told = self.head(
+        header = self.head(
             messages.ROWS, head.worker, table=head.table, number=head.number, clock=table.low(), rows=len(rows)
         )
-        return head.worker, [told, rows]
+        return head.worker, [header, rows]
 
     def _released(self, table: _Table) -> list[Answer]:
         """Answers to pulls that waited."""
@@ -264,7 +266,7 @@ class Protocol:
             if not self._may_see(table, each.head):
                 table.parked.append(each)
                 continue
-            self._asked[each.head.worker].discard(each.head.number)
+            self._parked_numbers[each.head.worker].discard(each.head.number)
             table.waited += 1
             table.waited_s += self.now - each.since
             answers.append(self._rows(table, each.head, each.ids))
@@ -302,34 +304,34 @@ class Protocol:
         moved = table.end(head)
         if table.broken:
             return [self._refused(each, Refused(table.broken)) for each in range(self.workers)]
-        told = [each for each in range(self.workers) if moved and table.staleness is not None]
-        return [(each, self._clock(messages.CLOCK, head._replace(worker=each), whole=False)) for each in told]
+        notified = [each for each in range(self.workers) if moved and table.staleness is not None]
+        return [(each, self._clock(messages.CLOCK, head._replace(worker=each), whole=False)) for each in notified]
 
-    def server_gone(self, number: int, text: str) -> list[Answer]:
+    def server_ended(self, number: int, text: str) -> list[Answer]:
         """The starter of a server reports that it has ended; every worker is notified."""
-        self.gone[number] = text
-        return [self._gone(each, number) for each in range(self.workers)]
+        self.lost_servers[number] = text
+        return [self._ended(each, number) for each in range(self.workers)]
 
-    def _gone(self, worker: int, number: int) -> Answer:
-        return worker, [self.head(messages.GONE, worker, number=number), self.gone[number].encode()]
+    def _ended(self, worker: int, number: int) -> Answer:
+        return worker, [self.head(messages.GONE, worker, number=number), self.lost_servers[number].encode()]
 
 
-def _hello(server: Protocol, table: _Table | None, asked: dict[str, Any]) -> Any:
+def _hello(server: Protocol, table: _Table | None, request: dict[str, Any]) -> Any:
     return {}
 
 
-def _open(server: Protocol, table: _Table | None, asked: dict[str, Any]) -> Any:
+def _open(server: Protocol, table: _Table | None, request: dict[str, Any]) -> Any:
     """One worker opens a table on all servers, under the same number."""
-    del server.tables[asked["number"] :]  # of one that another server could not open
+    del server.tables[request["number"] :]  # of one that another server could not open
     try:
-        server.tables.append(_Table(asked["spec"], server.me, server.servers, server.workers))
+        server.tables.append(_Table(request["spec"], server.me, server.servers, server.workers))
     except Exception as error:
         text = str(error) if isinstance(error, Refused) else f"{type(error).__name__}: {error}"
         return {"error": f"{text} [HVD033]"}
     return {}
 
 
-def _bye(server: Protocol, table: _Table | None, asked: dict[str, Any]) -> Any:
+def _bye(server: Protocol, table: _Table | None, request: dict[str, Any]) -> Any:
     """This worker sends no more."""
-    server.left.add(asked["worker"])
+    server.left.add(request["worker"])
     return {}

@@ -40,7 +40,7 @@ class Source(Protocol):
         """Readable when there is news."""
         ...
 
-    def ended(self, tell: Callable[[int, str], None]) -> bool:
+    def ended(self, report: Callable[[int, str], None]) -> bool:
         """Takes the news; tell(number, text): another server has ended. True: this one is to end."""
         ...
 
@@ -83,7 +83,7 @@ def run(order: ServerOptions, source: Source, announce: Callable[[str], None]) -
                 _take(zmq, router, state, answer)
             elif door is not None and ready is door.socket:
                 door.turn()
-            elif source.ended(lambda number, text: answer(state.server_gone(number, text))):
+            elif source.ended(lambda number, text: answer(state.server_ended(number, text))):
                 parent = -1
     context.destroy(linger=0)
     proxy.close()
@@ -103,7 +103,7 @@ def _take(zmq: Any, router: Any, state: protocol.Protocol, answer: Callable[[lis
         answer(state.take(head, [each.buffer for each in frames[1:]]))
 
 
-def _left(zmq: Any, router: Any, server: protocol.Protocol, table: Any, asked: dict[str, Any]) -> Any:
+def _left(zmq: Any, router: Any, server: protocol.Protocol, table: Any, request: dict[str, Any]) -> Any:
     """How many workers have yet to report that they have left, and how many of these are connected."""
     waiting, connected = set(range(server.workers)) - server.left, 0
     router.router_mandatory = 1  # a send to an unknown peer is an error
@@ -115,7 +115,7 @@ def _left(zmq: Any, router: Any, server: protocol.Protocol, table: Any, asked: d
     return {"waiting": len(waiting), "connected": connected}
 
 
-def _stats(server: protocol.Protocol, table: Any, asked: dict[str, Any]) -> Any:
+def _stats(server: protocol.Protocol, table: Any, request: dict[str, Any]) -> Any:
     shard = table.shard
     return {
         "rows": shard.used,

@@ -1,4 +1,4 @@
-"""A server of tables as a child of a rank, where no launcher of ours starts servers.
+"""A parameter server as a child of a rank, where no launcher of ours starts servers.
 
 The order comes as a line of JSON on stdin, the address goes back as a line on stdout. The end of stdin, or of the rank,
 is its end.
@@ -22,7 +22,7 @@ class _Stdin:
     def fileno(self) -> int:
         return 0
 
-    def ended(self, tell: Callable[[int, str], None]) -> bool:
+    def ended(self, report: Callable[[int, str], None]) -> bool:
         """Nothing is reported here: ranks notify each other's servers by messages (cluster.py)."""
         return not os.read(0, 4096)
 

@@ -1,4 +1,4 @@
-"""Main of a parameter server that hvdlite-run has started: it lives as long as the launcher's store.
+"""Main of a parameter server that hvdlite-run has started: it runs as long as the launcher's store.
 
 The environment has the server's number, the number of servers, and the store's address. A rank holds a pipe to a server
 that it has started itself; here the connection to the store replaces it. The server sends the address at which it
@@ -39,10 +39,10 @@ class StoreLine:
 
     def announce(self, address: str) -> None:
         """The server listens there from now on."""
-        says = {"server": self._number, "address": address, "pid": os.getpid(), "host": socket.gethostname()}
-        self._sock.sendall(self._session.pack(framing.SERVE, json.dumps(says).encode()))
+        announced = {"server": self._number, "address": address, "pid": os.getpid(), "host": socket.gethostname()}
+        self._sock.sendall(self._session.pack(framing.SERVE, json.dumps(announced).encode()))
 
-    def ended(self, tell: Callable[[int, str], None]) -> bool:
+    def ended(self, report: Callable[[int, str], None]) -> bool:
         """Reads what is there; tell(number, text): another server has ended. Returns whether this one is to end.
         Raises HvdInitError where the store refuses it, _wire.WireError for what the store has not sent."""
         try:
@@ -56,7 +56,7 @@ class StoreLine:
                 raise HvdInitError(coded("HVD024", f"server {self._number}: {body.decode('utf-8', 'replace')}"))
             if kind == framing.GONE:
                 number, _, text = framing.unpack_end(body)
-                tell(number, text)
+                report(number, text)
         return not chunk
 
 

@@ -46,8 +46,8 @@ def _reserved(count: int, dtype: Any, filled: bool = False) -> Any:
 
 def memory() -> tuple[int, int]:
     """(bytes that are free, all) of this host, or of its control group where that has less."""
-    told = dict(line.split(":") for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines())
-    free, most = (int(told[name].split()[0]) << 10 for name in ("MemAvailable", "MemTotal"))
+    info = dict(line.split(":") for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines())
+    free, most = (int(info[name].split()[0]) << 10 for name in ("MemAvailable", "MemTotal"))
     for folder, limit, used in (
         ("/sys/fs/cgroup", "memory.max", "memory.current"),
         ("/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes"),
@@ -116,11 +116,11 @@ class Shard:
             raise Refused(
                 f"table {self.name!r} has rows 0 to {self.total - 1}, not {int(ids.min())} to {int(ids.max())}"
             )
-        part, place = self.placement.places(ids)
+        part, offset = self.placement.places(ids)
         base = self._base[part]
         if base.min() < 0:
             raise Refused(f"row {int(ids[base.argmin()])} of table {self.name!r} does not lie here")
-        at = base + place
+        at = base + offset
         slots = self._index[at].astype(np.int64) - 1
         new = np.nonzero(slots < 0)[0]
         if len(new):

@@ -24,7 +24,7 @@ class Limits(NamedTuple):
     """Seconds."""
 
     peer: float  # that a server may be silent
-    told: float  # of waiting for ranks, before they are named; 0: never
+    warn: float  # of waiting for ranks, before they are named; 0: never
     end: float  # of waiting for ranks; 0: without limit
     start: float  # in which servers answer first
 
@@ -34,23 +34,23 @@ class Patience:
 
     def __init__(self, client: Any, table: Any) -> None:
         self._client, self._table, self._since = client, table, time.monotonic()
-        self._asked, self._told = self._since - 0.8 * _ASK_S, False  # at first soon, to know which ranks to name
+        self._last_look, self._warned = self._since - 0.8 * _ASK_S, False  # at first soon, to know which ranks to name
 
     def look(self) -> None:
         """Called in each turn of the wait. Raises HvdTimeoutError."""
         now, limits = time.monotonic(), self._client.limits
-        if now - self._asked > _ASK_S:
-            self._asked = now
+        if now - self._last_look > _ASK_S:
+            self._last_look = now
             self._client.ask_clock(self._table.number)
-        for limit, ends in ((limits.end, True), (limits.told, False)):
-            if not limit or now - self._since < limit or ((self._told or self._table.clocks is None) and not ends):
+        for limit, ends in ((limits.end, True), (limits.warn, False)):
+            if not limit or now - self._since < limit or ((self._warned or self._table.clocks is None) and not ends):
                 continue
             text = f"table {self._table.name!r}: {self._late()}, for more than {limit:g} s"
             if ends:
                 error = HvdTimeoutError(f"{text} (HVDLITE_COLLECTIVE_TIMEOUT sets the limit) [HVD031]")
                 self._client.fail(error, f"has waited too long: {text}")
                 raise error
-            self._told = True
+            self._warned = True
             print(f"hvdlite: rank {self._client.rank}: {text} [HVD032]", file=sys.stderr, flush=True)
 
     def _late(self) -> str:

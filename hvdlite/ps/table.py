@@ -85,7 +85,7 @@ class Table:
         if replicas > self._client.servers:
             raise ValueError(f"table {name!r}: replicas=2, but this job has 1 server [HVD025]")
         self.clock = 0  # steps that this rank has ended
-        self.clocks: Any = None  # of all ranks, as told last
+        self.clocks: Any = None  # of all ranks, as last received
         self._low = np.zeros(self._client.servers, np.int64)
         self._placement = RowPlacement(self.rows, self._client.servers, replicas, order)
         self._frozen, self._left, self._guarded = 0, False, config.load().values["nan_guard"]
@@ -225,9 +225,9 @@ class Table:
         """
         checked = self.checked_ids(numbers(ids))
         some, back = np.unique(checked, return_inverse=True)
-        question = self._asked(some)
-        place = back.reshape(checked.shape)
-        return Awaited(question, lambda: like(question.rows.take(place, axis=0), ids))
+        question = self._question(some)
+        index = back.reshape(checked.shape)
+        return Awaited(question, lambda: like(question.rows.take(index, axis=0), ids))
 
     def pull_unique(self, ids: Any) -> Any:
         """Return the rows of ids that are checked, sorted and all different. Layers of frameworks call it.
@@ -238,7 +238,7 @@ class Table:
         Returns:
             array: float32 of shape (len(ids), dim).
         """
-        question = self._asked(ids)
+        question = self._question(ids)
         self.wait(question)
         return question.rows
 
@@ -286,7 +286,7 @@ class Table:
             return
         self._ahead = (self.clock + 1, some, self._sent(some, self.clock + 1))
 
-    def _asked(self, ids: Any) -> Question:
+    def _question(self, ids: Any) -> Question:
         ahead, self._ahead = self._ahead, None
         if ahead is not None and ahead[0] == self.clock and np.array_equal(ahead[1], ids):
             return ahead[2]
@@ -366,14 +366,14 @@ class Table:
             ValueError: as ``push``.
         """
         self.ready(writes=True)
-        checked, given = self.checked_ids(numbers(ids)), np.asarray(numbers(grads))
-        given = given.astype(F32) if given.dtype.name == "bfloat16" else given
-        if given.shape != (*checked.shape, self.dim) or given.dtype.kind != "f":
+        checked, values = self.checked_ids(numbers(ids)), np.asarray(numbers(grads))
+        values = values.astype(F32) if values.dtype.name == "bfloat16" else values
+        if values.shape != (*checked.shape, self.dim) or values.dtype.kind != "f":
             raise ValueError(
                 f"table {self.name!r}: push of ids of shape {checked.shape} needs gradients of shape "
-                f"{(*checked.shape, self.dim)} and a floating-point dtype, not {given.shape} {given.dtype} [HVD028]"
+                f"{(*checked.shape, self.dim)} and a floating-point dtype, not {values.shape} {values.dtype} [HVD028]"
             )
-        some, summed = added_up(checked.ravel(), given.astype(F32, copy=False).reshape(checked.size, self.dim))
+        some, summed = added_up(checked.ravel(), values.astype(F32, copy=False).reshape(checked.size, self.dim))
         return Awaited(self.push_unique(some, summed), lambda: None)
 
     def push_unique(self, ids: Any, grads: Any) -> Question:
@@ -461,7 +461,7 @@ class Table:
 
         client.until(over)
 
-    def heard(self, server: int, low: int, clocks: Any) -> None:
+    def on_clock(self, server: int, low: int, clocks: Any) -> None:
         """Take what a server reports about the ranks' clocks. The client calls it.
 
         Args:
@@ -541,12 +541,12 @@ class Table:
         Args:
             seconds (float, optional): how long rank 0 waits, alone. It prints what was not saved. None: all ranks wait.
         """
-        under_way, self._saving = self._saving, None
-        if under_way is None or under_way.work.is_known:
+        saving, self._saving = self._saving, None
+        if saving is None or saving.work.is_known:
             return
         if seconds is None:
-            under_way.wait()
-        elif rank() == 0 and (error := under_way.work.join(seconds)) is not None:
+            saving.wait()
+        elif rank() == 0 and (error := saving.work.join(seconds)) is not None:
             text = f"hvdlite: table {self.name!r}: the last save_async failed: {uncoded(str(error))} [HVD033]"
             print(text, file=sys.stderr, flush=True)
 
@@ -574,8 +574,8 @@ class Table:
             pulls, how many of them waited and how long, CPU time, process id.
         """
         client = self.ready()
-        told = [(each, client.ask(each, "stats", self.number)) for each in client.alive()]
-        return [{"server": each, **said} for each, said in told if said is not None]
+        answers = [(each, client.ask(each, "stats", self.number)) for each in client.alive()]
+        return [{"server": each, **answer} for each, answer in answers if answer is not None]
 
 
 def step(*tables: Table) -> None:

@@ -92,9 +92,9 @@ class TableGroup(Table):
             ValueError: there is no such table, or an id is not the number of a row.
         """
         if not isinstance(ids, Mapping) or not ids or not set(ids) <= set(self.tables):
-            told = sorted(map(str, ids)) if isinstance(ids, Mapping) else type(ids).__name__
+            keys = sorted(map(str, ids)) if isinstance(ids, Mapping) else type(ids).__name__
             raise ValueError(
-                f"table group {self.name!r}: give a dictionary of ids by the names of its tables, not {told}; they are "
+                f"table group {self.name!r}: give a dictionary of ids by the names of its tables, not {keys}; they are "
                 f"{list(self.tables)} [HVD027]"
             )
         arrays = [np.asarray(numbers(each)) for each in ids.values()]
@@ -141,7 +141,7 @@ class TableGroup(Table):
         """
         joined = self.joined(ids)
         some, back = np.unique(joined.flat, return_inverse=True)
-        question = self._asked(some)
+        question = self._question(some)
 
         def made() -> dict[str, Any]:
             rows = joined.split(question.rows.take(back.reshape(-1), axis=0))
@@ -163,12 +163,12 @@ class TableGroup(Table):
             ValueError: as ``Table.push``, or a table has ids and no gradients.
         """
         joined = self.joined(ids)
-        given = {name: np.asarray(numbers(each)) for name, each in dict(grads).items()}
-        wanted = {name: (*shape, self.dim) for name, shape in zip(joined.names, joined.shapes)}
-        found = {name: each.shape for name, each in given.items()}
-        if found != wanted:
-            raise ValueError(f"table group {self.name!r}: push needs gradients of {wanted}, not {found} [HVD028]")
-        stacked = [given[name].reshape(-1, self.dim) for name in joined.names]
+        values = {name: np.asarray(numbers(each)) for name, each in dict(grads).items()}
+        expected = {name: (*shape, self.dim) for name, shape in zip(joined.names, joined.shapes)}
+        found = {name: each.shape for name, each in values.items()}
+        if found != expected:
+            raise ValueError(f"table group {self.name!r}: push needs gradients of {expected}, not {found} [HVD028]")
+        stacked = [values[name].reshape(-1, self.dim) for name in joined.names]
         return super().push_async(joined.flat, np.concatenate(stacked))
 
     def prefetch(self, ids: Any) -> None:

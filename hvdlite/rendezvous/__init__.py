@@ -1,1 +1,1 @@
-"""How the processes of a job find their ranks and meet: discovery, the store's client, bootstrap."""
+"""Ranks and rendezvous of the processes of a job: discovery, the store's client, bootstrap."""

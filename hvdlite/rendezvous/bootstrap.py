@@ -1,4 +1,4 @@
-"""Bootstrap: this process meets the other ranks, and all agree on what must be the same.
+"""Bootstrap: this process joins the other ranks, and all agree on what must be the same.
 
 `meet` connects to the launcher's store (or the one rank 0 keeps: standalone_store.py), joins, and exchanges one small
 record per rank: versions, options marked `agreed`, its host, and the host numbers that it was given. `disagreement` is
@@ -163,7 +163,7 @@ def completed(place: Place, found: HostLayout | None) -> Place:
 def link(
     place: Place, settings: config.Settings, store: store_client.Rendezvous, layout: HostLayout
 ) -> tuple[JobLinks, Rows] | tuple[None, None]:
-    """Ways to make streams between ranks, as long as the job lives, and those of all ranks; None for a job over MPI
+    """Ways to make streams between ranks, as long as the job runs, and those of all ranks; None for a job over MPI
     whose hosts no stream joins. All ranks call it. Raises as `meet` does."""
     from ..transport import mesh
 
@@ -175,12 +175,12 @@ def link(
     elif rendezvous and values["job_id"] is None and layout.hosts > 1 and _at_home(rendezvous, place.rank):
         rendezvous = None  # the store is on this host, which cannot know by which address others reach it
     secret, number = values["secret_key"] or store.secret, values["job_id"] or store.job
-    given = (rendezvous, secret, number, store.epoch, place.rank, store.allgather, layout.host_of)
-    way = _way_of_votes(place, values, layout)
-    if way == "mpi":
+    common = (rendezvous, secret, number, store.epoch, place.rank, store.allgather, layout.host_of)
+    votes = _vote_transport(place, values, layout)
+    if votes == "mpi":
         return None, None
-    if way == "auto":
-        found = mesh.find_links(*given, values["start_timeout"], values["wire_auth"])
+    if votes == "auto":
+        found = mesh.find_links(*common, values["start_timeout"], values["wire_auth"])
         if not isinstance(found, str):
             return found
         if place.rank == 0:
@@ -189,7 +189,7 @@ def link(
     timeout = values["start_timeout"]
     if values["member"] is not None:
         timeout /= 2  # the ends of a cut link report it before the other ranks' timeout
-    links = mesh.open_links(*given, timeout, values["wire_auth"])
+    links = mesh.open_links(*common, timeout, values["wire_auth"])
     try:
         return links, links.rows("set 0", range(place.size), store.check)
     except BaseException:
@@ -197,19 +197,19 @@ def link(
         raise
 
 
-def _way_of_votes(place: Place, values: Mapping[str, Any], layout: HostLayout) -> str:
+def _vote_transport(place: Place, values: Mapping[str, Any], layout: HostLayout) -> str:
     """tcp, mpi, or auto for what is found out. Raises HvdInitError for votes over an MPI that is not there."""
-    way = values["votes"]
-    if way not in ("auto", "tcp", "mpi"):
-        raise HvdOptionError(f"HVDLITE_VOTES={way!r}: must be auto, tcp or mpi [HVD801]")
-    if way == "mpi" and place.source != "MPI":
+    votes = values["votes"]
+    if votes not in ("auto", "tcp", "mpi"):
+        raise HvdOptionError(f"HVDLITE_VOTES={votes!r}: must be auto, tcp or mpi [HVD801]")
+    if votes == "mpi" and place.source != "MPI":
         raise HvdInitError(
             f"rank {place.rank}: HVDLITE_VOTES=mpi needs a job under MPI, but this job was found under "
             f"{place.source}: start it with mpirun or mpiexec, or unset HVDLITE_VOTES [HVD124]"
         )
-    if place.source != "MPI" or layout.hosts == 1 or (way == "auto" and values["plane"] in ("hier", "p2p")):
+    if place.source != "MPI" or layout.hosts == 1 or (votes == "auto" and values["plane"] in ("hier", "p2p")):
         return "tcp"
-    return str(way)
+    return str(votes)
 
 
 def _at_home(rendezvous: tuple[str, int], rank: int) -> bool:

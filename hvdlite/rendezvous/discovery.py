@@ -130,9 +130,9 @@ def discover(environ: Mapping[str, str]) -> Place:
         return SINGLE
     if several:
         raise HvdInitError(
-            f"{told(place, environ)} says a job of one rank, but {_shown(environ, several)} that this process is one "
-            "of several: correct or unset what is wrong. HVDLITE_RANK=0 and HVDLITE_SIZE=1 make a job of one in any "
-            "case. [HVD105]"
+            f"{described(place, environ)} says a job of one rank, but {_shown(environ, several)} that this process is "
+            "one of several: correct or unset what is wrong. HVDLITE_RANK=0 and HVDLITE_SIZE=1 make a job of one in "
+            "any case. [HVD105]"
         )
     return place
 
@@ -154,8 +154,8 @@ def _workers(text: str) -> int:
     import json  # here, because a rank that is alone needs none
 
     try:
-        told = json.loads(text)
-        cluster, task = told.get("cluster") or {}, told.get("task") or {}
+        content = json.loads(text)
+        cluster, task = content.get("cluster") or {}, content.get("task") or {}
         count = sum(len(cluster.get(kind, ())) for kind in _TRAINS)
         return max(count, int(task.get("index", 0)) + 1 if task.get("type") in _TRAINS else 0)
     except (ValueError, TypeError, AttributeError, ArithmeticError, RecursionError):
@@ -183,12 +183,12 @@ def _refuse_half(environ: Mapping[str, str], several: list[str]) -> None:
     """Raises where only a part of a rank assignment was found: the rest was forgotten, or lost on the way."""
     # Lightning's launcher sets no RANK, and takes WORLD_SIZE away at the end.
     of_lightning = "NODE_RANK" in environ and "LOCAL_RANK" in environ
-    given = [name for name in _WHOLE if environ.get(name)]
+    found = [name for name in _WHOLE if environ.get(name)]
     index = ["JOB_COMPLETION_INDEX"] if "JOB_COMPLETION_INDEX" in environ else []
-    sizeless = "MASTER_ADDR" in given and "WORLD_SIZE" not in given and ("RANK" in given or index or of_lightning)
+    sizeless = "MASTER_ADDR" in found and "WORLD_SIZE" not in found and ("RANK" in found or index or of_lightning)
     if several or sizeless:
-        shown = _shown(environ, list(dict.fromkeys([*given, *several, *index])))
-        missing = ", ".join(name for name in _WHOLE if name not in given)
+        shown = _shown(environ, list(dict.fromkeys([*found, *several, *index])))
+        missing = ", ".join(name for name in _WHOLE if name not in found)
         raise HvdInitError(
             f"{shown} without {missing}: this process is a rank of a job, but its environment is incomplete. Set "
             f"{', '.join(_WHOLE)} on all ranks, or start the job with hvdlite-run or "
@@ -202,7 +202,7 @@ def _refuse_half(environ: Mapping[str, str], several: list[str]) -> None:
         )
 
 
-def told(place: Place, environ: Mapping[str, str]) -> str:
+def described(place: Place, environ: Mapping[str, str]) -> str:
     """The variables that were found, as text: `RANK=1, WORLD_SIZE=2 (set by hand, or by an operator of Kubernetes)`."""
     by, names = place.source, [name for each in _FOREIGN if each.title == place.source for name in each[2:] if name]
     if by == BY_HAND:

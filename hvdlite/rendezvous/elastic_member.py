@@ -74,9 +74,9 @@ def enter() -> bool:
     return was
 
 
-def tell_environment(place: discovery.Place) -> None:
+def update_environment(place: discovery.Place) -> None:
     """Updates the variables from which scripts read their rank assignment."""
-    told = {
+    numbers = {
         "RANK": place.rank,
         "SIZE": place.size,
         "LOCAL_RANK": place.local_rank,
@@ -86,7 +86,9 @@ def tell_environment(place: discovery.Place) -> None:
     }
     torchruns = {"RANK": place.rank, "WORLD_SIZE": place.size, "LOCAL_RANK": place.local_rank}
     torchruns["LOCAL_WORLD_SIZE"] = place.local_size
-    ours = {prefix + name: number for prefix in (config.PREFIX, config.ALIAS_PREFIX) for name, number in told.items()}
+    ours = {
+        prefix + name: number for prefix in (config.PREFIX, config.ALIAS_PREFIX) for name, number in numbers.items()
+    }
     config.put({name: str(number) for name, number in {**torchruns, **ours}.items()})
 
 

@@ -46,8 +46,8 @@ class HostLayout(NamedTuple):
 
 def claims(place: Place, identity: str, host: str) -> dict[str, Any]:
     """A rank's part of its record: the host numbers that it was given, and the host that it is on."""
-    told = {name: getattr(place, name) for name in ("local_rank", "local_size", "cross_rank", "cross_size")}
-    return {**told, "host": host, "host_id": identity}
+    claimed = {name: getattr(place, name) for name in ("local_rank", "local_size", "cross_rank", "cross_size")}
+    return {**claimed, "host": host, "host_id": identity}
 
 
 def layout_of(records: Sequence[Record]) -> HostLayout:
@@ -80,7 +80,7 @@ def misplaced(records: Sequence[Record]) -> str | None:
     """The wrong claim of a rank about its host, in one sentence; None if all claims are true."""
     layout = layout_of(records)
     ranks_of: dict[int, list[int]] = {}
-    told = Counter((host, record["local_rank"]) for host, record in zip(layout.host_of, records))
+    claimed = Counter((host, record["local_rank"]) for host, record in zip(layout.host_of, records))
     for rank, host in enumerate(layout.host_of):
         ranks_of.setdefault(host, []).append(rank)
     for rank, record in enumerate(records):
@@ -93,7 +93,7 @@ def misplaced(records: Sequence[Record]) -> str | None:
                 f"{'is' if len(local) == 1 else 'are'} on {name} (ranks {as_runs(local)}){others}. {_REMEDY}; "
                 "HVDLITE_HOST_ID tells hosts apart that look like one, or joins what looks like several."
             )
-        if number is not None and told[layout.host_of[rank], number] > 1:
+        if number is not None and claimed[layout.host_of[rank], number] > 1:
             same = [other for other in local if records[other]["local_rank"] == number]
             return f"ranks {as_runs(same)} on {name} were all told that they are local rank {number}. {_REMEDY}."
     return _crossed(records, layout)

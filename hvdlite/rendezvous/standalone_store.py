@@ -47,7 +47,7 @@ from ..security import job_secret as _secrets
 from ..system import python_command
 from ..transport import address
 from . import slurm, store_client
-from .discovery import BY_HAND, Place, told
+from .discovery import BY_HAND, Place, described
 
 _PORTS = (10000, 20000)  # below those that the kernel gives away, and those of torch.distributed
 _TRIED = 8
@@ -67,8 +67,8 @@ def found(place: Place, environ: Mapping[str, str], values: Mapping[str, Any]) -
     if _known and _known["pid"] == os.getpid():
         return {name: value for name, value in _known.items() if name != "pid"}
     deadline = time.monotonic() + values["start_timeout"]
-    tell = {"torchrun": _torchrun, "Slurm": _step}.get(place.source, _by_hand)
-    step, nodes = tell(place, environ, values["store_addr"])
+    find_step = {"torchrun": _torchrun, "Slurm": _step}.get(place.source, _by_hand)
+    step, nodes = find_step(place, environ, values["store_addr"])
     node = values["store_addr"] or (nodes[0] if len(nodes) > 1 else _HOME)
     key, here = _key(values["secret_key"], environ, place.rank, node, len(nodes) < 2)
     secret = hmac.digest(key, step.encode(), "sha256")
@@ -76,7 +76,7 @@ def found(place: Place, environ: Mapping[str, str], values: Mapping[str, Any]) -
     node = _HOME if here else node
     _check_name(node)
     if place.rank == 0:
-        if tell is _by_hand:
+        if find_step is _by_hand:
             _await_name(node, deadline)
         ip = _HOME if here else _own_address(node, nodes)
         if ip not in (_HOME, _EVERYWHERE):
@@ -85,7 +85,7 @@ def found(place: Place, environ: Mapping[str, str], values: Mapping[str, Any]) -
         port = _keep_alone(place.size, ip, ports, secret, deadline - values["start_timeout"] / 2)
         where = (_HOME if ip == _EVERYWHERE else port["address"], port["port"])
     else:
-        where = _seek(place.rank, node, ports, secret, values["start_timeout"], environ, told(place, environ))
+        where = _seek(place.rank, node, ports, secret, values["start_timeout"], environ, described(place, environ))
     _known.update(store_addr=where[0], store_port=where[1], secret_key=secret, pid=os.getpid())
     return found(place, environ, values)
 
@@ -148,11 +148,11 @@ def _ports(step: str, secret: bytes) -> list[int]:
     return [low + int.from_bytes(drawn[2 * i : 2 * i + 2], "big") % (high - low) for i in range(_TRIED)]
 
 
-def _key(given: bytes | None, environ: Mapping[str, str], rank: int, node: str, here: bool) -> tuple[bytes, bool]:
+def _key(secret_key: bytes | None, environ: Mapping[str, str], rank: int, node: str, here: bool) -> tuple[bytes, bool]:
     """What the secret is drawn from, and whether it serves ranks of this host alone. here: all are known to be on it.
     Raises HvdInitError."""
-    if given is not None:
-        return given, here
+    if secret_key is not None:
+        return secret_key, here
     try:
         return _secret(environ, rank, here), here
     except HvdInitError:
@@ -245,13 +245,13 @@ def _keep(size: int, ip: str, ports: Sequence[int], secret: bytes) -> dict[str, 
     try:
         keeper.stdin.write(json.dumps(order).encode() + b"\n")
         keeper.stdin.flush()
-        said = json.loads(keeper.stdout.readline() or b"{}")
+        report = json.loads(keeper.stdout.readline() or b"{}")
     except OSError as error:
         let_out(error)
-        said = {}
+        report = {}
     keeper.stdout.close()
-    if "port" not in said:
-        reason = said.get("failed", f"hvdlite.launcher.store.standalone does not start by {sys.executable}")
+    if "port" not in report:
+        reason = report.get("failed", f"hvdlite.launcher.store.standalone does not start by {sys.executable}")
         raise HvdInitError(
             coded(
                 "HVD116",
@@ -259,14 +259,20 @@ def _keep(size: int, ip: str, ports: Sequence[int], secret: bytes) -> dict[str, 
                 "address of the first node, or start the job with hvdlite-run.",
             )
         )
-    return said
+    return report
 
 
 def _seek(
-    rank: int, node: str, ports: Sequence[int], secret: bytes, timeout: float, environ: Mapping[str, str], place: str
+    rank: int,
+    node: str,
+    ports: Sequence[int],
+    secret: bytes,
+    timeout: float,
+    environ: Mapping[str, str],
+    assignment: str,
 ) -> tuple[str, int]:
     """Where rank 0's store listens, asked for until it answers. A port of another process is skipped, also one that
-    relays to the store. place: the source of this rank's assignment, for the text."""
+    relays to the store. assignment: the source of this rank's assignment, for the text."""
     deadline, attempt = time.monotonic() + timeout, 0
     reasons: dict[int, str] = {}
     while time.monotonic() < deadline:
@@ -283,10 +289,10 @@ def _seek(
         if attempt % len(ports) == 0:
             time.sleep(min(_PAUSE_S, max(0.0, deadline - time.monotonic())))
     shared = {reason: [str(port) for port in ports if reasons.get(port) == reason] for reason in reasons.values()}
-    said = "; ".join(f"{', '.join(those)}: {reason}" for reason, those in shared.items())
+    refusals = "; ".join(f"{', '.join(those)}: {reason}" for reason, those in shared.items())
     raise HvdInitError(
         f"rank {rank} ({socket.gethostname()}) found no store of rank 0 at {node} within {timeout:g} s (ports "
-        f"{said}). This rank has {place}: rank 0 must have the same, but for the rank. "
+        f"{refusals}). This rank has {assignment}: rank 0 must have the same, but for the rank. "
         f"Check that rank 0 calls init(), and that {node} leads to its node (or set HVDLITE_STORE_ADDR). "
         f"Check that the nodes share the home directory, or set a secret: {_secrets.giving(environ)} [HVD116]"
     )

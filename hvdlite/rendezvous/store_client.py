@@ -32,7 +32,7 @@ _RETRY_S = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
 _ANSWER_S = 5.0  # how long the store has to answer during the handshake
 _FOR_EVER_S = 1e6
 _SLACK_S = (
-    2.0  # the store names the missing ranks at the time limit; a client that hears nothing gives up this much later
+    2.0  # the store names the missing ranks at the time limit; a client without an answer gives up this much later
 )
 
 
@@ -150,14 +150,14 @@ class Store:
         self.close()
 
     def close(self) -> None:
-        """Closes without a word: the others will hear that this rank is lost, unless `bye` came before."""
+        """Closes without a word: the others get the report that this rank is lost, unless `bye` came before."""
         if self._sock is not None:
             self._sock.close()
             self._sock = None
 
     def _join(self, version: str, wire: int, commit: int | None = None) -> None:
         """commit: of a member of an elastic job, which receives rank and size; it waits as long as the store does."""
-        says = {
+        request = {
             "rank": self.rank,
             "size": self.size,
             "pid": os.getpid(),
@@ -167,8 +167,8 @@ class Store:
             "timeout": self._timeout,
         }
         if commit is not None:
-            says["commit"] = commit
-        self._send(framing.JOIN, json.dumps(says).encode())
+            request["commit"] = commit
+        self._send(framing.JOIN, json.dumps(request).encode())
         patience = self._timeout + _SLACK_S if commit is None else _FOR_EVER_S
         joined = json.loads(self._expect(framing.JOINED, time.monotonic() + patience))
         self.epoch, self.job = int(joined["epoch"]), int(joined["job"])
@@ -177,14 +177,14 @@ class Store:
             self.rank, self.size = int(joined["rank"]), int(joined["size"])
             self.local_rank, self.local_size = int(joined["local_rank"]), int(joined["local_size"])
 
-    def _expect(self, wanted: int, deadline: float) -> bytes:
+    def _expect(self, expected: int, deadline: float) -> bytes:
         kind, body = self._read_frame(deadline)
-        if kind == wanted:
+        if kind == expected:
             return body
         if kind == framing.LOST:
             culprit, _, text = framing.unpack_end(body)
-            told = culprit < 0 or re.search(rf"\brank {culprit}\b", text)
-            named = text if told else f"rank {culprit} ended the job: {text}"
+            is_named = culprit < 0 or re.search(rf"\brank {culprit}\b", text)
+            named = text if is_named else f"rank {culprit} ended the job: {text}"
             lost = HvdPeerLostError(coded("HVD401", named))
             lost.rank = culprit if culprit >= 0 else None  # a server's end
             raise lost
@@ -192,7 +192,7 @@ class Store:
             raise HvdRemoved(body.decode("utf-8", "replace"))
         if kind == framing.REFUSED:
             raise HvdInitError(coded("HVD121", f"rank {self.rank}: {body.decode('utf-8', 'replace')}"))
-        raise HvdInitError(f"rank {self.rank}: the store sent a frame of kind {kind}, expected {wanted} [HVD112]")
+        raise HvdInitError(f"rank {self.rank}: the store sent a frame of kind {kind}, expected {expected} [HVD112]")
 
     def _read_frame(self, deadline: float) -> tuple[int, bytes]:
         try:
@@ -289,8 +289,8 @@ class News:
     ) -> None:
         limit = time.monotonic() + timeout
         self._sock, self._session = authenticate(address, port, secret, f"rank {member}", limit)
-        says = {"member": member, "returned": returned}
-        self._sock.sendall(self._session.pack(framing.WATCH, json.dumps(says).encode()))
+        request = {"member": member, "returned": returned}
+        self._sock.sendall(self._session.pack(framing.WATCH, json.dumps(request).encode()))
         self._reader = framing.FrameReader(self._session, 4096)
         self._latest: dict[str, int] = {}
         try:
@@ -320,10 +320,10 @@ class News:
 
 
 def authenticate(
-    address: str, port: int, secret: bytes, who: str, deadline: float
+    address: str, port: int, secret: bytes, caller: str, deadline: float
 ) -> tuple[socket.socket, framing.Session]:
-    """A connection on which both sides have proved the secret. who: this side, for texts. A store under load may drop
-    it: that is tried again. Raises HvdInitError."""
+    """A connection on which both sides have proved the secret. caller: this side, for texts. A store under load may
+    drop it: that is tried again. Raises HvdInitError."""
     failure: Exception = TimeoutError("no time left")
     attempt = 0
     while time.monotonic() < deadline:
@@ -344,13 +344,13 @@ def authenticate(
         except handshake.HandshakeError as error:
             assert sock is not None
             sock.close()
-            raise HvdInitError(coded("HVD111", f"{who}: {stranger(error, f'{address}:{port}')}")) from None
+            raise HvdInitError(coded("HVD111", f"{caller}: {stranger(error, f'{address}:{port}')}")) from None
         except BaseException:
             if sock is not None:
                 sock.close()
             raise
     raise HvdInitError(
-        f"{who}: no store answers at {address}:{port} ({type(failure).__name__}: {failure}); "
+        f"{caller}: no store answers at {address}:{port} ({type(failure).__name__}: {failure}); "
         "is the launcher that started it still running? [HVD110]"
     )
 

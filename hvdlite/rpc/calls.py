@@ -29,12 +29,12 @@ from typing import Any
 from .. import _core, config
 from ..errors import HvdError
 from ..lifecycle import init
-from .messages import TEXT_MAX, found, pickled, places, raised, taken, unpickled, whole
+from .messages import TEXT_MAX, found, packed_refs, pickled, raised, taken, unpickled, whole
 from .sockets import Sockets
 from .tables import Future, Kept, Waiting
 
 _CALL, _UP, _DOWN, _HERE, _BYE = b"call", b"up", b"down", b"here", b"bye"  # to a rank
-_VALUE, _ERROR, _COUNTED, _GONE = b"value", b"error", b"counted", b"gone"  # back from it
+_VALUE, _ERROR, _COUNTED, _LEFT = b"value", b"error", b"counted", b"gone"  # back from it
 _LINGER_MS = 1000  # for the last words of a rank
 _NUMBER = struct.Struct("<Q")
 
@@ -71,9 +71,9 @@ class Calls:
         if rank == self.rank and threading.current_thread() in self._threads:  # others of the pool may do the same
             number, future = self._waiting.add(rank, name)
             self._waiting.taken(number)
-            self._settled(future, *self._answer(body, places(refs)))
+            self._settled(future, *self._answer(body, packed_refs(refs)))
             return future
-        return self._send(rank, name, _CALL, body, places(refs))
+        return self._send(rank, name, _CALL, body, packed_refs(refs))
 
     def _send(self, rank: int, name: str, kind: bytes, body: bytes, refs: bytes = b"") -> Future:
         number, future = self._waiting.add(rank, name)
@@ -107,15 +107,15 @@ class Calls:
 
     def serve(self) -> None:
         round_ = self._rounds[self.rank] + 1
-        self._tell_all(_HERE)
+        self._send_all(_HERE)
         self._wait(
-            lambda: all(n >= round_ or r in self._leaving | self.sockets.gone for r, n in enumerate(self._rounds))
+            lambda: all(n >= round_ or r in self._leaving | self.sockets.left for r, n in enumerate(self._rounds))
         )
         failure = _core.failure_of_job()
         if failure is not None:
             raise _core.error_for(failure[1], failure[2])
 
-    def _tell_all(self, kind: bytes) -> None:
+    def _send_all(self, kind: bytes) -> None:
         for rank in range(self.size):
             self.sockets.put(rank, [_NUMBER.pack(0), kind, _NUMBER.pack(self.rank), b""])
 
@@ -130,7 +130,7 @@ class Calls:
         """For hvd.shutdown."""
         until = time.monotonic() + self._limit * (not failed)
         self._wait(lambda: not self._waiting, until)
-        self._tell_all(_BYE)
+        self._send_all(_BYE)
         self._wait(lambda: len(self._leaving) == self.size, until)
         return lambda: self._end(0 if failed else _LINGER_MS)
 
@@ -160,7 +160,7 @@ class Calls:
 
     def _last_words(self) -> int:
         for rank in set(range(self.size)) - self._leaving:
-            self.sockets.say(rank, [_NUMBER.pack(0), _GONE, b"", b"", b""])
+            self.sockets.answer_last(rank, [_NUMBER.pack(0), _LEFT, b"", b"", b""])
         return self._linger_ms
 
     def _undelivered(self, rank: int, frames: list[bytes]) -> None:
@@ -169,12 +169,12 @@ class Calls:
 
     def _drop(self, refs: bytes) -> None:
         """Counts down what was counted for a message that is not delivered."""
-        for rank, number in taken(refs, lambda *place: place):
+        for rank, number in taken(refs, lambda *reference: reference):
             self.count_down(rank, number)
 
-    def _take_call(self, who: bytes, number: bytes, kind: bytes, body: bytes, refs: bytes) -> None:
+    def _take_call(self, source: bytes, number: bytes, kind: bytes, body: bytes, refs: bytes) -> None:
         if kind == _CALL:
-            self._todo.put((who, number, body, refs))
+            self._todo.put((source, number, body, refs))
         elif kind == _BYE:
             self._leaving.update(_NUMBER.unpack(body))
         elif kind == _HERE:
@@ -183,12 +183,12 @@ class Calls:
             for (each,) in _NUMBER.iter_unpack(body):
                 self._todo.put(self.kept.count(each, 1 if kind == _UP else -1))  # the pool frees it, if it is to be
             if kind == _UP:
-                self.sockets.put(who, [number, _COUNTED, b"", b"", b""])
+                self.sockets.put(source, [number, _COUNTED, b"", b"", b""])
 
     def _take_answer(self, rank: int, number: bytes, kind: bytes, body: bytes, text: bytes, refs: bytes) -> None:
         future = self._waiting.taken(*_NUMBER.unpack(number))
-        if kind == _GONE:
-            self.sockets.gone.add(rank)
+        if kind == _LEFT:
+            self.sockets.left.add(rank)
             self._lose(rank)
         elif future is not None and kind == _COUNTED:
             future.set_result(None)
@@ -224,8 +224,8 @@ class Calls:
                 self._do(*job)
             del job  # it may hold a value that is to be freed now
 
-    def _do(self, who: bytes, number: bytes, body: bytes, listed: bytes) -> None:
-        self.sockets.put(who, [number, *self._answer(body, listed)])
+    def _do(self, source: bytes, number: bytes, body: bytes, listed: bytes) -> None:
+        self.sockets.put(source, [number, *self._answer(body, listed)])
 
     def _answer(self, body: bytes, listed: bytes) -> list[bytes]:
         """Does a call: kind, value or exception, text of the traceback, references."""
@@ -235,7 +235,7 @@ class Calls:
             value = found(name)(*args, **kwargs)
             answer, refs = pickled(f"the result of {name} on rank {self.rank}", value)
             self._count_up(refs)
-            return [_VALUE, answer, b"", places(refs)]
+            return [_VALUE, answer, b"", packed_refs(refs)]
         except BaseException as error:  # also SystemExit: it is an error of the call, and this thread goes on
             text = traceback.format_exc()[-TEXT_MAX:]
             answer, refs = b"", []
@@ -245,7 +245,7 @@ class Calls:
                     self._count_up(within)
                     answer, refs = itself, within
             error.__traceback__ = None  # it may hold the arguments, and itself by them, until a garbage collection
-            return [_ERROR, answer, text.encode("utf-8", "replace"), places(refs)]
+            return [_ERROR, answer, text.encode("utf-8", "replace"), packed_refs(refs)]
 
     def _settle(self) -> None:
         while (future := self._back.get()) is not None:

@@ -39,17 +39,17 @@ class _Leaving(threading.local):
 
 
 leaving, arriving = _Leaving(), _Leaving()
-_PLACE = struct.Struct("<QQ")  # rank and number of a reference
+_REFERENCE = struct.Struct("<QQ")  # rank and number of a reference
 
 
-def places(refs: Sequence[Any]) -> bytes:
+def packed_refs(refs: Sequence[Any]) -> bytes:
     """The list of references as bytes."""
-    return b"".join(_PLACE.pack(ref.rank, ref._number) for ref in refs)
+    return b"".join(_REFERENCE.pack(ref.rank, ref._number) for ref in refs)
 
 
 def taken(listed: bytes, made: Any) -> list[Any]:
     """The references of a list, by made(rank, number). They are this process's now: what is dropped is counted."""
-    return [made(*place) for place in _PLACE.iter_unpack(listed)]
+    return [made(*reference) for reference in _REFERENCE.iter_unpack(listed)]
 
 
 def found(name: str) -> Any:

@@ -78,7 +78,7 @@ class Ref:
 
     def _open(self) -> Calls:
         if self._calls.closed:
-            raise _gone(self.rank)
+            raise _freed(self.rank)
         return self._calls
 
     def __reduce__(self) -> tuple[Callable[[int], Ref], tuple[int]]:
@@ -114,7 +114,7 @@ def make(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Ref:
     return Ref(calls.rank, calls.kept.add(value))
 
 
-def _gone(rank: int) -> HvdError:
+def _freed(rank: int) -> HvdError:
     return HvdError(f"the value of this Ref on rank {rank} is gone: hvd.shutdown() freed it [HVD044]")
 
 
@@ -123,7 +123,7 @@ def _value(number: int) -> Any:
     try:
         return calls.kept.values[number]
     except KeyError:
-        raise _gone(calls.rank) from None
+        raise _freed(calls.rank) from None
 
 
 def _method(number: int, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -43,7 +43,7 @@ class Sockets:
     """Of one incarnation of the job. lost(rank, frames): they cannot be sent, since that rank is gone."""
 
     def __init__(self, rank: int, size: int, lost: Callable[[int, Frames], None]) -> None:
-        self.rank, self.size, self.gone = rank, size, set[int]()
+        self.rank, self.size, self.left = rank, size, set[int]()
         self._lost, self._zmq = lost, zmq_for("hvd.rpc")
         open_files.allow(6 * size, f"rank {rank}", f"for calls of {size} ranks")  # 2 sockets each, 3 bells
         self._context = self._zmq.Context()
@@ -125,7 +125,7 @@ class Sockets:
             if isinstance(to, bytes):
                 self._router.send_multipart([to, *frames])
                 used.add(self._router)
-            elif to not in self.gone:
+            elif to not in self.left:
                 self._dealers[to].send_multipart(frames)
                 used.add(self._dealers[to])
             else:
@@ -200,7 +200,7 @@ class Sockets:
         self._is_ending = True
         self._ring()
 
-    def say(self, rank: int, frames: Frames) -> None:
+    def answer_last(self, rank: int, frames: Frames) -> None:
         """A last word as an answer to a rank: of the thread that receives, when it ends."""
         self._router.send_multipart([name_of(rank), *frames])
 

@@ -50,9 +50,9 @@ class Keys:
     def __init__(self, secret: bytes, purpose: str, zmq: Any) -> None:
         self._secret, self._purpose, self._zmq = secret, purpose, zmq
 
-    def _pair(self, who: str) -> tuple[bytes, bytes]:
+    def _pair(self, side: str) -> tuple[bytes, bytes]:
         """(public, secret), as ZeroMQ's options take them (Z85)."""
-        drawn = hmac.digest(self._secret, f"hvdlite {self._purpose}, {who}".encode(), "sha256")
+        drawn = hmac.digest(self._secret, f"hvdlite {self._purpose}, {side}".encode(), "sha256")
         hidden = self._zmq.utils.z85.encode(drawn)
         return self._zmq.curve_public(hidden), hidden
 
@@ -75,12 +75,12 @@ class Keys:
     def connect(self, socket: Any, address: str) -> None:
         """A client connects this socket to the server that listens at `address`."""
         socket.ipv6 = "[" in address
-        socket.connect(zmq_proxy.way_to(address, self._name(address)))
+        socket.connect(zmq_proxy.local_address(address, self._name(address)))
 
     def _name(self, address: str) -> str:
         """Of the unix socket behind this address: no other process can take it before."""
-        told = f"hvdlite {self._purpose}, behind {address}".encode()
-        return "hvdlite-" + hmac.digest(self._secret, told, "sha256")[:16].hex()
+        label = f"hvdlite {self._purpose}, behind {address}".encode()
+        return "hvdlite-" + hmac.digest(self._secret, label, "sha256")[:16].hex()
 
     def is_client(self, credentials: bytes) -> bool:
         """Whether a raw public key is the clients'."""
@@ -103,8 +103,8 @@ class Door:
         version, request, _, _, _, mechanism, *credentials = self.socket.recv_multipart()
         is_ours = mechanism == b"CURVE" and len(credentials) == 1 and self._keys.is_client(credentials[0])
         self.refused += not is_ours
-        said = (b"200", b"OK") if is_ours else (b"400", b"not of this job")
-        self.socket.send_multipart([version, request, *said, b"", b""])
+        status = (b"200", b"OK") if is_ours else (b"400", b"not of this job")
+        self.socket.send_multipart([version, request, *status, b"", b""])
 
 
 def bounded(socket: Any, silence_ms: int) -> None:

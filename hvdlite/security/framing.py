@@ -184,7 +184,7 @@ def unpack_gathered(body: bytes, size: int) -> tuple[int, list[bytes]]:
     length = _LENGTH.unpack_from(body, at)[0] if len(body) >= 8 else 0
     if (4 + length) * size == len(body) - 4:  # all may be as long: most rounds
         pairs = list(struct.iter_unpack(f"!I{length}s", memoryview(body)[4:]))
-        if all(said == length for said, _ in pairs):
+        if all(announced == length for announced, _ in pairs):
             return number, [part for _, part in pairs]
     parts: list[bytes] = []
     for _ in range(size):

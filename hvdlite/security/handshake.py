@@ -4,12 +4,12 @@
     connector:  answer     magic, nonce, the connection's two ends as the connector sees them, claim, proof
     acceptor:   verdict    a byte, the two ends as the acceptor sees them, proof
 
-A proof is an HMAC-SHA256 with the secret over a label, what the connection is for, and everything said before. Labels
+A proof is an HMAC-SHA256 with the secret over a label, what the connection is for, and everything sent before. Labels
 of the two sides differ, so no proof can be reflected; nonces are fresh, so none can be replayed; the purpose is in it,
 so none counts where a connection is for something else; both ends' addresses and ports are in it, so none can be passed
 on: a relay has an end of its own, which one side sees and the other does not. Both sides know then, and say so
-(`RELAYED`); what translates addresses (NAT, a mapped port, a proxy) cannot be told from a stranger who does, and is
-refused as well.
+(`RELAYED`); what translates addresses (NAT, a mapped port, a proxy) looks like a stranger that does, and is refused
+as well.
 
 The claim is what a purpose lets the connector state of itself; each purpose has one size of it, 0 bytes where it has
 none. The acceptor reads it only after the proof, and may refuse it by a verdict of its own (transport/peer_auth.py).
@@ -101,29 +101,29 @@ class Connector:
 
     def __init__(self, secret: bytes, purpose: bytes, ends: bytes, claim: bytes = b"") -> None:
         self._secret, self._purpose, self._ends, self._claim = secret, purpose, ends, claim
-        self._said = b""
+        self._transcript = b""
 
     def answer(self, greeted: bytes) -> bytes:
         """What to send after a greeting of GREETING_BYTES. Raises HandshakeError for what greets otherwise."""
         if greeted[: len(MAGIC)] != MAGIC:
             raise HandshakeError(FOREIGN)
         body = MAGIC + os.urandom(NONCE_BYTES) + self._ends + self._claim
-        self._said = greeted + body
-        return body + prove(self._secret, b"connects", self._purpose, self._said)
+        self._transcript = greeted + body
+        return body + prove(self._secret, b"connects", self._purpose, self._transcript)
 
     def session(self, verdict: bytes) -> Session:
         """The keys, after a verdict of VERDICT_BYTES. Raises HandshakeError."""
         ends, proof = verdict[1 : 1 + ENDS_BYTES], verdict[1 + ENDS_BYTES :]
         if verdict == _DENIED:
             raise HandshakeError(UNKNOWN)
-        expected = prove(self._secret, b"accepts", self._purpose, self._said + verdict[: 1 + ENDS_BYTES])
+        expected = prove(self._secret, b"accepts", self._purpose, self._transcript + verdict[: 1 + ENDS_BYTES])
         if not hmac.compare_digest(proof, expected):
             raise HandshakeError(FALSE)
         if verdict[0] not in (WELCOME, RELAYED):
             raise HandshakeError(verdict[0])
         if verdict[0] == RELAYED or ends != self._ends:
             raise HandshakeError(RELAYED, passed_on(self._ends, ends))
-        return session(self._secret, self._purpose, self._said, connects=True)
+        return session(self._secret, self._purpose, self._transcript, connects=True)
 
 
 def shake_hands(sock: socket.socket, secret: bytes, purpose: bytes, limit: float) -> Session:
@@ -161,15 +161,15 @@ def judge(
     keys; None: it is to be dropped. A peer that proves nothing learns nothing. verdict_on: WELCOME for a proved claim,
     or a verdict of the purpose."""
     body, proof = answer[:-PROOF_BYTES], answer[-PROOF_BYTES:]
-    said = greeted + body
-    if body[: len(MAGIC)] != MAGIC or not hmac.compare_digest(proof, prove(secret, b"connects", purpose, said)):
+    transcript = greeted + body
+    if body[: len(MAGIC)] != MAGIC or not hmac.compare_digest(proof, prove(secret, b"connects", purpose, transcript)):
         return _DENIED, None
     verdict = verdict_on(claim_of(answer))
     if verdict == WELCOME and body[_CLAIM_AT - ENDS_BYTES : _CLAIM_AT] != ends:
         verdict = RELAYED
-    told = bytes((verdict,)) + ends
-    reply = told + prove(secret, b"accepts", purpose, said + told)
-    return reply, session(secret, purpose, said, connects=False) if verdict == WELCOME else None
+    verdict_and_ends = bytes((verdict,)) + ends
+    reply = verdict_and_ends + prove(secret, b"accepts", purpose, transcript + verdict_and_ends)
+    return reply, session(secret, purpose, transcript, connects=False) if verdict == WELCOME else None
 
 
 def claim_of(answer: bytes) -> bytes:
@@ -182,12 +182,12 @@ def is_ours(answer: bytes) -> bool:
     return answer.startswith(MAGIC)
 
 
-def prove(secret: bytes, side: bytes, purpose: bytes, said: bytes) -> bytes:
+def prove(secret: bytes, side: bytes, purpose: bytes, transcript: bytes) -> bytes:
     """A value that only holders of the secret can compute."""
-    return hmac.digest(secret, b"hvdlite %b, %b: " % (purpose, side) + said, "sha256")
+    return hmac.digest(secret, b"hvdlite %b, %b: " % (purpose, side) + transcript, "sha256")
 
 
-def session(secret: bytes, purpose: bytes, said: bytes, connects: bool) -> Session:
-    """The keys, of 32 bytes, of what this side sends and receives on a connection on which that was said."""
-    pair = [prove(secret, b"key of what %b sends" % side, purpose, said) for side in (b"connector", b"acceptor")]
+def session(secret: bytes, purpose: bytes, transcript: bytes, connects: bool) -> Session:
+    """The keys, of 32 bytes, of what this side sends and receives on a connection with that transcript."""
+    pair = [prove(secret, b"key of what %b sends" % side, purpose, transcript) for side in (b"connector", b"acceptor")]
     return Session(*(pair if connects else pair[::-1]))

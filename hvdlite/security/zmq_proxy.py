@@ -47,7 +47,7 @@ def listen(router: Any, host: str, named: Callable[[str], str]) -> Proxy:
         raise
 
 
-def way_to(address: str, name: str) -> str:
+def local_address(address: str, name: str) -> str:
     """Where to connect to the socket behind a proxy: its unix socket if that is on this host, else the proxy."""
     with socket.socket(socket.AF_UNIX) as near, contextlib.suppress(OSError):
         near.settimeout(1.0)
@@ -64,7 +64,7 @@ class _Passage:
         self.ends = [sock]  # the outer one, the inner one
         self.unsent = [b"", b""]  # to each
         self.deadline = connection_limits.limit()
-        self.heard, self.said = 0, b""  # from outside, and by ZeroMQ, before the proof
+        self.got, self.replied = 0, b""  # from outside, and by ZeroMQ, before the proof
         self.is_ending = False
 
 
@@ -168,8 +168,8 @@ class Proxy:
     def _judge(self, passage: _Passage, side: int, block: memoryview) -> None:
         """Raises OSError for one that is to be dropped."""
         if side == 0:
-            passage.heard += len(block)
-            if passage.heard > connection_limits.BYTES_MAX or (len(passage.ends) == 1 and bytes(block[:1]) != _FIRST):
+            passage.got += len(block)
+            if passage.got > connection_limits.BYTES_MAX or (len(passage.ends) == 1 and bytes(block[:1]) != _FIRST):
                 raise OSError
             if len(passage.ends) == 1:
                 inner = socket.socket(socket.AF_UNIX)
@@ -177,24 +177,24 @@ class Proxy:
                 inner.setblocking(False)
                 if inner.connect_ex(f"\0{self._name}") != 0:  # ZeroMQ has too many to accept: it is asked again
                     raise ConnectionError
-        elif len(passage.said) < _HANDSHAKE_BYTES:
-            passage.said += bytes(block[:_HANDSHAKE_BYTES])
-            if _READY in passage.said:
+        elif len(passage.replied) < _HANDSHAKE_BYTES:
+            passage.replied += bytes(block[:_HANDSHAKE_BYTES])
+            if _READY in passage.replied:
                 self._strangers.remove(passage)
 
     def _watch(self, passage: _Passage) -> None:
         for side, sock in enumerate(passage.ends):
             reads = not passage.unsent[1 - side] and not passage.is_ending
-            wanted = (selectors.EVENT_READ if reads else 0) | (selectors.EVENT_WRITE if passage.unsent[side] else 0)
+            interest = (selectors.EVENT_READ if reads else 0) | (selectors.EVENT_WRITE if passage.unsent[side] else 0)
             key = self._selector.get_map().get(sock)
-            if (key.events if key is not None else 0) == wanted:
+            if (key.events if key is not None else 0) == interest:
                 continue
-            if not wanted:
+            if not interest:
                 self._selector.unregister(sock)
             elif key is None:
-                self._selector.register(sock, wanted, (passage, side))
+                self._selector.register(sock, interest, (passage, side))
             else:
-                self._selector.modify(sock, wanted, key.data)
+                self._selector.modify(sock, interest, key.data)
 
     def _drop(self, passage: _Passage) -> None:
         self._passages.discard(passage)

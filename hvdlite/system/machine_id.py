@@ -13,7 +13,7 @@ import socket
 
 
 def host_id() -> str:
-    """What this host is called, told apart from every other: the same for processes that can share memory."""
+    """Name of this host, unlike that of every other: the same for processes that can share memory."""
     parts = [socket.gethostname()]
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:

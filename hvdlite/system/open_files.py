@@ -16,7 +16,7 @@ from ..errors import HvdInitError
 SPARE = 256  # connections that are not yet believed, and what the framework opens meanwhile
 
 
-def allow(more: int, who: str, why: str) -> None:
+def allow(more: int, process: str, why: str) -> None:
     """Room for `more` descriptors beyond those that are open. Raises HvdInitError naming the process and the
     purpose."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -25,15 +25,15 @@ def allow(more: int, who: str, why: str) -> None:
         return
     if hard != resource.RLIM_INFINITY and hard < needed:
         raise HvdInitError(
-            f"{who} may open {hard} files, and needs {needed + SPARE} {why}: raise the hard limit of open files "
+            f"{process} may open {hard} files, and needs {needed + SPARE} {why}: raise the hard limit of open files "
             "(ulimit -Hn, LimitNOFILE of a service, --ulimit nofile of a container) [HVD120]"
         )
-    wanted = needed + SPARE
-    resource.setrlimit(resource.RLIMIT_NOFILE, (wanted if hard == resource.RLIM_INFINITY else min(wanted, hard), hard))
+    limit = needed + SPARE
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard))
 
 
 def _opened() -> int:
-    """How many are open, as far as that can be told."""
+    """How many are open, as far as that is known."""
     try:
         return len(os.listdir("/proc/self/fd"))
     except OSError:

@@ -1,6 +1,6 @@
 """hvdlite-trace analyze DIR: the rank and the collective that a job stopped at, from its flight records.
 
-What can be said comes from comparing. A tensor that some ranks wait for and others never submitted shows the missing
+Findings come from comparing. A tensor that some ranks wait for and others never submitted shows the missing
 ranks. Two tensors, each waited for by ranks that lack the other, show that the order differs. The failure in the
 records, the same on all ranks, names the rank that ended the job; what the others were waiting for then shows where. If
 nothing is stuck, times are compared, on one clock: the last rank, how often, and by how much.
@@ -50,21 +50,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     attempts.add_argument(parser)
 
 
-def run(asked: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int:
     """0, or 1 if there is nothing to read."""
-    wrong = no_folder(asked.folder)
+    wrong = no_folder(args.folder)
     if wrong:
         print(f"hvdlite-trace: {wrong}", file=sys.stderr)
         return 1
     try:
-        records, complaints = load(asked.folder, asked.before)
+        records, complaints = load(args.folder, args.before)
     except attempts.NoAttemptError as error:
-        print(f"hvdlite-trace: {asked.folder}: {error}", file=sys.stderr)
+        print(f"hvdlite-trace: {args.folder}: {error}", file=sys.stderr)
         return 1
     for complaint in complaints:
         print(f"hvdlite-trace: {complaint}", file=sys.stderr)
     if not records:
-        print(f"hvdlite-trace: no flight record could be read in {asked.folder} [HVD723]", file=sys.stderr)
+        print(f"hvdlite-trace: no flight record could be read in {args.folder} [HVD723]", file=sys.stderr)
         return 1
     print(verdict(records))
     return 0
@@ -96,23 +96,25 @@ def verdict(records: Mapping[int, Record]) -> str:
     size = next(iter(records.values())).size
     absent = [rank for rank in range(size) if rank not in records]
     failure = next((each.failure for each in records.values() if each.failure is not None), None)
-    said = list(_order(records))
-    blamed = bool(said)
-    if failure is not None and (failure[1] != TIMEOUT or not said):
-        said += _failure(records, failure, absent)
+    findings = list(_order(records))
+    blamed = bool(findings)
+    if failure is not None and (failure[1] != TIMEOUT or not findings):
+        findings += _failure(records, failure, absent)
         blamed = failure[1] != TIMEOUT
     if not blamed:
         missing = list(_missing(records))
-        said = missing + said if missing else said
-    if not said:
-        said += (
+        findings = missing + findings if missing else findings
+    if not findings:
+        findings += (
             _mixed(records)
             or _late(records)
             or ["Nothing is wrong that the records show: no rank waits for what another lacks."]
         )
     if absent and (failure is None or failure[0] not in absent):
-        said.append(f"{_ranks(absent, 'has', 'have')} left no record: killed, on another host, or not failed at all.")
-    return " ".join(said)
+        findings.append(
+            f"{_ranks(absent, 'has', 'have')} left no record: killed, on another host, or not failed at all."
+        )
+    return " ".join(findings)
 
 
 def _ranks(ranks: Sequence[int], one: str, several: str) -> str:
@@ -137,7 +139,7 @@ def _shown(name: str) -> str:
 def _waits(records: Mapping[int, Record]) -> tuple[dict[Key, list[int]], dict[Key, str]]:
     """Which ranks wait for what, the longest waited for first; and its kind."""
     since: dict[Key, int] = {}
-    who: dict[Key, list[int]] = {}
+    ranks_of: dict[Key, list[int]] = {}
     kinds: dict[Key, str] = {}
     for rank, record in sorted(records.items()):
         for each in record.waiting:
@@ -146,9 +148,9 @@ def _waits(records: Mapping[int, Record]) -> tuple[dict[Key, list[int]], dict[Ke
             key = _key(record, each)
             start = each.since + record.offset_ns
             since[key] = min(since.get(key, start), start)
-            who.setdefault(key, []).append(rank)
+            ranks_of.setdefault(key, []).append(rank)
             kinds[key] = each.kind
-    return {key: who[key] for key in sorted(who, key=lambda key: since[key])}, kinds
+    return {key: ranks_of[key] for key in sorted(ranks_of, key=lambda key: since[key])}, kinds
 
 
 def _key(record: Record, each: Event | Waiting) -> Key:
@@ -172,8 +174,8 @@ def _members(records: Mapping[int, Record], key: Key) -> list[int]:
     )
 
 
-def _lack(records: Mapping[int, Record], key: Key, who: Sequence[int]) -> list[int]:
-    return [rank for rank in _members(records, key) if rank not in who]
+def _lack(records: Mapping[int, Record], key: Key, waiters: Sequence[int]) -> list[int]:
+    return [rank for rank in _members(records, key) if rank not in waiters]
 
 
 def _order(records: Mapping[int, Record]) -> Iterator[str]:
@@ -197,11 +199,11 @@ def _order(records: Mapping[int, Record]) -> Iterator[str]:
 def _missing(records: Mapping[int, Record]) -> Iterator[str]:
     """A tensor that some wait for and others never submitted."""
     waits, kinds = _waits(records)
-    for key, who in waits.items():
-        lack = _lack(records, key, who)
+    for key, waiters in waits.items():
+        lack = _lack(records, key, waiters)
         if lack:
             yield (
-                f"{_ranks(who, 'waits', 'wait').capitalize()} for {_called(kinds[key], key)}, which "
+                f"{_ranks(waiters, 'waits', 'wait').capitalize()} for {_called(kinds[key], key)}, which "
                 f"{_ranks(lack, 'has', 'have')} never submitted."
             )
             yield from (_last_of(records[rank]) for rank in lack[:4])
@@ -238,13 +240,13 @@ def _failure(records: Mapping[int, Record], failure: tuple[int, int, str], absen
     if culprit in absent:
         yield f"Rank {culprit} left no record: it was killed, is stopped or could not write one."
     waits, kinds = _waits(records) if code != TIMEOUT else ({}, {})
-    for key, who in waits.items():
-        lack = _lack(records, key, who)
+    for key, waiters in waits.items():
+        lack = _lack(records, key, waiters)
         if culprit in absent and culprit not in lack:
             lack = [*lack, culprit]
         if lack:
             yield (
-                f"At that moment {_ranks(who, 'waited', 'waited')} for {_called(kinds[key], key)}, which "
+                f"At that moment {_ranks(waiters, 'waited', 'waited')} for {_called(kinds[key], key)}, which "
                 f"{_ranks(sorted(lack), 'had', 'had')} not submitted."
             )
             break
@@ -262,14 +264,16 @@ def _mixed(records: Mapping[int, Record]) -> list[str]:
     found = next((_key(record, each) for record in records.values() if (each := _refused(record))), None)
     if found is None or not found[1]:
         return []
-    said: dict[str, list[int]] = {}
+    by_submission: dict[str, list[int]] = {}
     for rank, record in sorted(records.items()):
         mine = [each for each in record.events if each.what == "submit" and _key(record, each) == found]
         if mine:
-            said.setdefault(f"{mine[-1].by} of {mine[-1].value} bytes", []).append(rank)
-    who = ", ".join(f"{_ranks(ranks, 'submitted', 'submitted')} an {what}" for what, ranks in said.items())
+            by_submission.setdefault(f"{mine[-1].by} of {mine[-1].value} bytes", []).append(rank)
+    submitted = ", ".join(
+        f"{_ranks(ranks, 'submitted', 'submitted')} an {what}" for what, ranks in by_submission.items()
+    )
     name = _shown(found[1])
-    return [f"The ranks disagree about '{name}': {who}. Kind, shape, dtype and op must be the same on all ranks."]
+    return [f"The ranks disagree about '{name}': {submitted}. Kind, shape, dtype and op must be the same on all ranks."]
 
 
 def lateness(records: Mapping[int, Record]) -> list[Lateness]:

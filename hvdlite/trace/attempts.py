@@ -19,11 +19,11 @@ from typing import NamedTuple
 from .regular_file import opened
 
 HEAD_BYTES = 4096
-_LIFE = re.compile(rb'"job":\s?"([^"\\]{0,64})",\s?"epoch":\s?(\d{1,20})')
+_INCARNATION = re.compile(rb'"job":\s?"([^"\\]{0,64})",\s?"epoch":\s?(\d{1,20})')
 _SECONDS = re.compile(rb'"(?:written|begun)":\s?(\d{1,12})[,}]')
 _MICROS = re.compile(rb'"start_time_since_epoch_in_micros":\s?(\d{1,18})[,}]')
 
-Life = tuple[bytes, int]  # the job, and which of its inits
+Incarnation = tuple[bytes, int]  # the job, and which of its inits
 
 
 class Found(NamedTuple):
@@ -70,9 +70,9 @@ def choose(paths: Iterable[Path], before: int = 0) -> Found:
 
     Raises NoAttemptError. Files that cannot be read are among the newest: the reader reports them.
     """
-    told: dict[Path, tuple[Life | None, float]] = {path: _told(path) for path in paths}
-    newest: dict[Life, float] = {}
-    for incarnation, when in told.values():
+    found: dict[Path, tuple[Incarnation | None, float]] = {path: _identity(path) for path in paths}
+    newest: dict[Incarnation, float] = {}
+    for incarnation, when in found.values():
         if incarnation is not None:
             newest[incarnation] = max(newest.get(incarnation, when), when)
     order = sorted(newest, key=lambda incarnation: newest[incarnation], reverse=True)
@@ -81,14 +81,16 @@ def choose(paths: Iterable[Path], before: int = 0) -> Found:
             f"there {'is' if len(order) == 1 else 'are'} {len(order)} attempt{'s' * (len(order) != 1)} here: "
             f"--before takes {f'0 to {len(order) - 1}' if len(order) > 1 else '0 only'} [HVD723]"
         )
-    wanted = order[before] if order else None
+    wanted_key = order[before] if order else None
     chosen = [
-        path for path, (incarnation, _) in told.items() if incarnation == wanted or (incarnation is None and not before)
+        path
+        for path, (incarnation, _) in found.items()
+        if incarnation == wanted_key or (incarnation is None and not before)
     ]
     return Found(chosen, max(len(order) - 1 - before, 0), before)
 
 
-def _told(path: Path) -> tuple[Life | None, float]:
+def _identity(path: Path) -> tuple[Incarnation | None, float]:
     """(whose a file is, when it was begun or written: seconds of the epoch)."""
     try:
         with opened(path) as file:
@@ -96,7 +98,7 @@ def _told(path: Path) -> tuple[Life | None, float]:
             when = os.fstat(file.fileno()).st_mtime
     except OSError:
         return None, 0.0
-    incarnation, seconds, micros = _LIFE.search(head), _SECONDS.search(head), _MICROS.search(head)
+    incarnation, seconds, micros = _INCARNATION.search(head), _SECONDS.search(head), _MICROS.search(head)
     if seconds:
         when = float(seconds[1]) + when % 1  # of two in one second the file's own time decides
     elif micros:

@@ -25,14 +25,14 @@ def main(words: Sequence[str] | None = None) -> int:
     """The exit code: 0, 1 if there was nothing to do it with, 2 for words that cannot be."""
     parser = argparse.ArgumentParser(prog="hvdlite-trace", description="Read the records of all ranks after a job.")
     kinds = parser.add_subparsers(dest="kind", required=True)
-    for name, place in SUBCOMMANDS.items():
-        module = import_module(place)
+    for name, module_name in SUBCOMMANDS.items():
+        module = import_module(module_name)
         made = kinds.add_parser(name, help=module.HELP, description=(module.__doc__ or "").partition("\n")[0])
         module.add_arguments(made)
         made.set_defaults(run=module.run)
-    asked = parser.parse_args(words)
+    args = parser.parse_args(words)
     try:
-        return int(asked.run(asked))
+        return int(args.run(args))
     except BrokenPipeError:
         return 1
     except OSError as error:

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Sequence
 
 ROUNDS = 6
-_SAID = struct.Struct("!qq")
+_PAIR = struct.Struct("!qq")
 
 
 def offset(
@@ -34,8 +34,8 @@ def offset(
     if host_of is None or allgather is None or len(set(host_of)) < 2:
         return 0, 0
     low, high = bounds(rank, allgather, now)
-    parts = allgather(_SAID.pack(low, high))  # ranks of a host have one clock: what one knows is true for all
-    same = [_SAID.unpack(part) for part, host in zip(parts, host_of) if host == host_of[rank]]
+    parts = allgather(_PAIR.pack(low, high))  # ranks of a host have one clock: what one knows is true for all
+    same = [_PAIR.unpack(part) for part, host in zip(parts, host_of) if host == host_of[rank]]
     if host_of[rank] == host_of[0]:
         return 0, 0
     low, high = max(pair[0] for pair in same), min(pair[1] for pair in same)
@@ -44,13 +44,13 @@ def offset(
 
 def bounds(rank: int, allgather: Callable[[bytes], list[bytes]], now: Callable[[], int]) -> tuple[int, int]:
     """The least and the greatest that the offset of this rank can be, in ns."""
-    lows, highs, heard, said = [], [], 0, 0
+    lows, highs, received, sent = [], [], 0, 0
     for number in range(ROUNDS + 1):
-        said_before, said = said, now()
-        parts = allgather(_SAID.pack(said, heard))
-        said_by_first, heard_by_first = _SAID.unpack(parts[0])
-        heard = now()
+        sent_before, sent = sent, now()
+        parts = allgather(_PAIR.pack(sent, received))
+        sent_by_first, received_by_first = _PAIR.unpack(parts[0])
+        received = now()
         if number:
-            highs.append(heard_by_first - said_before)
-        lows.append(said_by_first - heard)
+            highs.append(received_by_first - sent_before)
+        lows.append(sent_by_first - received)
     return max(lows), min(highs)

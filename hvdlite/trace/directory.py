@@ -28,7 +28,7 @@ class RecordFolder(NamedTuple):
     """A folder for records; None: there is none."""
 
     folder: str | None
-    asked: bool  # by the user: also what goes well is recorded
+    by_user: bool  # the user has named it: also what goes well is recorded
 
 
 def base(environ: Mapping[str, str]) -> str:
@@ -76,11 +76,11 @@ def last_words(environ: Mapping[str, str], job: int) -> str | None:
     """What the launcher says at the end of a failed job, if there are records on its host, or none can be. environ: of
     the ranks."""
     trace_dir = environ.get("HVDLITE_TRACE_DIR")
-    folder, asked = place_of(trace_dir, job, environ)
+    folder, by_user = place_of(trace_dir, job, environ)
     if folder is None:
         return None
     if not found(folder):
-        why = _unwritable(folder) if asked else _not_own(base(environ))
+        why = _unwritable(folder) if by_user else _not_own(base(environ))
         return None if why is None else coded("HVD725", f"there are no flight records: {why}")
     if trace_dir is None:
         prune(environ)

@@ -38,7 +38,7 @@ class Picture(NamedTuple):
     """What a file has given."""
 
     rows: list[Row]
-    told: dict[str, Any]  # what the file says of its rank
+    about: dict[str, Any]  # what the file says of its rank
     bad: int  # rows that are left out
 
 
@@ -49,16 +49,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     attempts.add_argument(parser)
 
 
-def run(asked: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int:
     """0, or 1 if there was nothing to merge."""
     rows, about, complaints = [], [], []
     try:
-        chosen = attempts.choose(attempts.with_older(inputs(asked.inputs)), asked.before)
+        chosen = attempts.choose(attempts.with_older(inputs(args.inputs)), args.before)
     except attempts.NoAttemptError as error:
         print(f"hvdlite-trace: {error}", file=sys.stderr)
         return 1
     for path in chosen.paths:
-        if os.path.realpath(path) == os.path.realpath(asked.output):  # which follows links in a circle, too
+        if os.path.realpath(path) == os.path.realpath(args.output):  # which follows links in a circle, too
             complaints.append(f"{path}: is the output")
             continue
         try:
@@ -67,7 +67,7 @@ def run(asked: argparse.Namespace) -> int:
             complaints.append(str(error))
             continue
         rows.append(found.rows)
-        about.append(found.told)
+        about.append(found.about)
         if found.bad:
             noun, are = ("row", "is") if found.bad == 1 else ("rows", "are")
             complaints.append(f"{path}: {found.bad} {noun} that a viewer could not read {are} left out [HVD723]")
@@ -78,9 +78,9 @@ def run(asked: argparse.Namespace) -> int:
         print("hvdlite-trace: nothing to merge [HVD723]", file=sys.stderr)
         return 1
     whole = {"traceEvents": merged(rows), "displayTimeUnit": "ms", "otherData": {"ranks": about}}
-    with open(asked.output, "w", encoding="utf-8") as file:
+    with open(args.output, "w", encoding="utf-8") as file:
         json.dump(whole, file, allow_nan=False)
-    print(f"{asked.output}: {len(rows)} file{'s' if len(rows) > 1 else ''}; open it in ui.perfetto.dev")
+    print(f"{args.output}: {len(rows)} file{'s' if len(rows) > 1 else ''}; open it in ui.perfetto.dev")
     return 0
 
 
@@ -109,8 +109,8 @@ def read(path: Path) -> Picture:
         for event in record.events:
             spans.feed(event)
         spans.end()
-        told = {"rank": record.rank, "host": record.host, "clock_error_ns": record.error_ns, "why": record.why}
-        return Picture(json.loads(b"[" + bytes(spans.take())[1:] + b"]"), told, 0)
+        about = {"rank": record.rank, "host": record.host, "clock_error_ns": record.error_ns, "why": record.why}
+        return Picture(json.loads(b"[" + bytes(spans.take())[1:] + b"]"), about, 0)
     return _timeline(path)
 
 
@@ -127,10 +127,10 @@ def _timeline(path: Path) -> Picture:
         found = list(_lines(text))
     found = found if isinstance(found, list) else []
     rows = [row for row in found if _well_formed(row)]
-    told = next((row["args"] for row in rows if row.get("name") == "hvdlite_timeline"), None)
-    if not isinstance(told, dict):
+    metadata = next((row["args"] for row in rows if row.get("name") == "hvdlite_timeline"), None)
+    if not isinstance(metadata, dict):
         raise BadRecord(f"{path}: neither a timeline of hvdlite nor a flight record [HVD723]")
-    return Picture(rows, told, len(found) - len(rows))
+    return Picture(rows, metadata, len(found) - len(rows))
 
 
 def _parsed(text: str) -> Any:

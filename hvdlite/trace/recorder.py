@@ -30,7 +30,7 @@ class _State:
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
-        self.asked = False  # there is a folder that the user has named
+        self.trace_dir_set = False  # there is a folder that the user has named
         self.timeline: Timeline | None = None
         self.number: int | None = None  # of the signal that asks for a record
         self.handled: Any = None  # what Python knew as its handler when this process became a rank
@@ -83,12 +83,12 @@ def _path_of(path: Any) -> str:
 def _dump(folder: str | None, why: int) -> str:
     text = ffi.new("char[]", _core.TEXT_BYTES)
     code = lib.hvd_dump(_core.bytes_or_null(folder), why, text, _core.TEXT_BYTES)
-    said = _core.text_of(text)
+    message = _core.text_of(text)
     if code == lib.HVD_EINIT:
-        raise OSError(coded("HVD725", said))
+        raise OSError(coded("HVD725", message))
     if code != lib.HVD_OK:
-        raise _core.error_for(code, said)
-    return said
+        raise _core.error_for(code, message)
+    return message
 
 
 def start_timeline(file_path: str | os.PathLike[str], mark_cycles: bool = False) -> None:
@@ -156,15 +156,15 @@ def _stop() -> None:
 def begin(settings: Settings) -> None:
     """This process has become a rank."""
     values = settings.values
-    _state.asked = values["trace_dir"] is not None and values["trace_dir"] not in directory.OFF
+    _state.trace_dir_set = values["trace_dir"] is not None and values["trace_dir"] not in directory.OFF
     _listen(values["trace_signal"])
     path = values["timeline"]
     if path is not None and path != DYNAMIC:
         try:
             start_timeline(os.path.abspath(path), values["timeline_mark_cycles"])
         except OSError as error:  # as Horovod: this may be one rank of many, and a job that has waited for hours
-            said = f"rank {_core.rank()} writes no timeline, the job goes on: HVDLITE_TIMELINE (--timeline-filename)"
-            print(coded("HVD725", f"hvdlite: {said}: {error}"), file=sys.stderr, flush=True)
+            failure = f"rank {_core.rank()} writes no timeline, the job goes on: HVDLITE_TIMELINE (--timeline-filename)"
+            print(coded("HVD725", f"hvdlite: {failure}: {error}"), file=sys.stderr, flush=True)
 
 
 def _listen(number: int | None) -> None:
@@ -176,7 +176,7 @@ def _listen(number: int | None) -> None:
 
     _state.handled = signal.getsignal(number)
     if _core.size() == 1 and threading.current_thread() is threading.main_thread():
-        signal.signal(number, _on_signal)  # one rank alone has no engine thread, which else hears it
+        signal.signal(number, _on_signal)  # a single rank has no engine thread, which else receives it
 
 
 def _listen_no_more() -> None:
@@ -219,9 +219,9 @@ def end() -> None:
         raised = getattr(sys, "last_type", None) is not None and not sys.flags.interactive
         if raised and not failed:
             _dump(None, lib.HVD_WHY_ERROR)  # the core decides: the failure may be on its way
-        elif _state.asked and not failed:
+        elif _state.trace_dir_set and not failed:
             _dump(None, lib.HVD_WHY_ASKED)
-        if (failed or raised) and not _state.asked:
+        if (failed or raised) and not _state.trace_dir_set:
             directory.prune(config.environ())
     except ValueError:
         pass  # no folder is wanted

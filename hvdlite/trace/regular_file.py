@@ -28,9 +28,9 @@ def opened(path: str | os.PathLike[str]) -> io.BufferedReader:
         why = (
             "is not a regular file but a socket or device" if strange else f"cannot be read: {error.strerror or error}"
         )
-        told = type(error)(coded("HVD723", f"{shown} {why}"))
-        told.errno = error.errno
-        raise told from None
+        refusal = type(error)(coded("HVD723", f"{shown} {why}"))
+        refusal.errno = error.errno
+        raise refusal from None
     kind = stat.S_IFMT(os.fstat(file).st_mode)
     if kind != stat.S_IFREG:
         os.close(file)

@@ -30,19 +30,19 @@ def _port(text: str) -> int:
     return int(text)
 
 
-def run(asked: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int:
     from .report.live import end_with, serve
     from .report.page import MissingLibraryError
 
     try:
-        serving = serve(asked.folder, asked.host, asked.port)
+        serving = serve(args.folder, args.host, args.port)
     except MissingLibraryError as error:
         return wrong(str(error))
     except OSError as error:
-        return wrong(f"cannot listen on {asked.host}:{asked.port}: {error.strerror or error} [HVD718]")
-    if asked.with_parent:
-        end_with(os.getppid(), asked.folder if asked.own else None)
-    host = f"[{asked.host}]" if ":" in asked.host else asked.host
+        return wrong(f"cannot listen on {args.host}:{args.port}: {error.strerror or error} [HVD718]")
+    if args.with_parent:
+        end_with(os.getppid(), args.folder if args.own else None)
+    host = f"[{args.host}]" if ":" in args.host else args.host
     print(f"http://{host}:{serving.number}/", flush=True)
     try:
         serving.wait()

@@ -45,7 +45,7 @@ class Timeline:
         os.set_blocking(self._file, True)
         self._at = 0
         self._wrong: OSError | None = None  # why nothing is written any more
-        self._told_lost = 0
+        self._reported_lost = 0
         self._spans = Spans(rank, f"rank {rank} ({host})", offset_ns, mark_cycles)
         self._spans.follow()
         about = {
@@ -60,7 +60,7 @@ class Timeline:
         }
         head = {"ph": "M", "name": "hvdlite_timeline", "pid": rank, "tid": 0, "args": about}
         try:
-            self._tell(head)
+            self._put(head)
             self._write(self._spans.take(END))
         except OSError as error:
             os.close(self._file)
@@ -96,9 +96,9 @@ class Timeline:
 
     def _refusal(self, error: OSError, part: str = "") -> OSError:
         why = f"{part}{error.strerror or error}"
-        told = type(error)(coded("HVD725", f"the timeline {self.path!r} cannot be written: {why}"))
-        told.errno = error.errno
-        return told
+        refusal = type(error)(coded("HVD725", f"the timeline {self.path!r} cannot be written: {why}"))
+        refusal.errno = error.errno
+        return refusal
 
     def _run(self) -> None:
         pause = SLOWEST_S / 10
@@ -122,13 +122,13 @@ class Timeline:
             self._write(self._spans.take(END))
             if count >= self._spans.room:
                 break  # there is always more
-        if self._spans.lost > self._told_lost:
-            self._told_lost = self._spans.lost
+        if self._spans.lost > self._reported_lost:
+            self._reported_lost = self._spans.lost
             lost = {"ph": "M", "name": "hvdlite_lost_events", "pid": _core.rank(), "tid": 0}
-            self._tell({**lost, "args": {"lost": self._told_lost}})
+            self._put({**lost, "args": {"lost": self._reported_lost}})
         return count
 
-    def _tell(self, row: Row) -> None:
+    def _put(self, row: Row) -> None:
         begin = b",\n" if self._at else b"[\n"
         self._write(memoryview(begin + json.dumps(row, separators=(",", ":")).encode() + END))
 

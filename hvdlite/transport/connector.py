@@ -25,7 +25,7 @@ from typing import Callable
 from ..errors import HvdInitError, let_out
 from ..errors.codes import coded, uncoded
 from ..security import handshake
-from . import address as places
+from . import address as addressing
 from . import peer_auth
 from .listener import Delivery, Key, Listener, Stream
 
@@ -40,7 +40,7 @@ _LASTING = {peer_auth.WIRE, peer_auth.JOB, peer_auth.EPOCH, peer_auth.PURPOSE, h
 class _Dial:
     """One peer to connect to; at most one socket at a time. `step` is called when that is ready or its time is up."""
 
-    def __init__(self, listener: Listener, peer: int, address: places.Address, purpose: str) -> None:
+    def __init__(self, listener: Listener, peer: int, address: addressing.Address, purpose: str) -> None:
         self.address, self.peer = address, peer
         self.failure = "it has not answered"
         self.hopeless: list[str] = []  # lasting failures, one per address of the peer
@@ -53,7 +53,7 @@ class _Dial:
         self._held = b""
 
     @property
-    def end(self) -> places.End:
+    def end(self) -> addressing.End:
         """The address of the running or next attempt."""
         return self.address.ends[self._attempts % len(self.address.ends)]
 
@@ -213,10 +213,10 @@ def connect(
             delivery.close()
 
 
-def _address(listener: Listener, peer: int, packed: bytes) -> places.Address:
+def _address(listener: Listener, peer: int, packed: bytes) -> addressing.Address:
     """The peer's address, if it can be reached from here at all."""
     try:
-        address = places.unpack(packed)
+        address = addressing.unpack(packed)
     except ValueError as error:
         raise HvdInitError(
             coded("HVD104", f"rank {listener.rank}: rank {peer} gave {error}; is its hvdlite the same version?")
@@ -277,7 +277,7 @@ def _refused(dial: _Dial, listener: Listener) -> HvdInitError:
 
 
 def _late(
-    listener: Listener, known: Mapping[int, places.Address], dials: list[_Dial], made: Collection[int], purpose: str
+    listener: Listener, known: Mapping[int, addressing.Address], dials: list[_Dial], made: Collection[int], purpose: str
 ) -> HvdInitError:
     """The error text when the time is up: the ranks that are missing, three of them in detail."""
     missing = sorted(peer for peer in known if peer not in made)

@@ -38,7 +38,7 @@ class Page(NamedTuple):
 class _Client:
     def __init__(self, sock: socket.socket) -> None:
         self.sock, self.deadline = sock, connection_limits.limit()
-        self.asked = b""
+        self.received = b""
         self.unsent: list[memoryview] | None = None  # of the reply, once there is one
 
 
@@ -114,7 +114,7 @@ class Port:
     def _turn(self, client: _Client) -> None:
         try:
             if client.unsent is None:
-                self._hear(client)
+                self._receive(client)
             elif client.unsent:
                 self._send(client)
             elif not client.sock.recv(4096):  # it has read all, and closes
@@ -124,18 +124,18 @@ class Port:
         except OSError:
             self._drop(client)
 
-    def _hear(self, client: _Client) -> None:
+    def _receive(self, client: _Client) -> None:
         part = client.sock.recv(4096)
-        client.asked += part
-        if b"\r\n\r\n" in client.asked or b"\n\n" in client.asked:
+        client.received += part
+        if b"\r\n\r\n" in client.received or b"\n\n" in client.received:
             reply = self._answer(client)
         elif not part:
             raise ConnectionError
-        elif len(client.asked) > connection_limits.BYTES_MAX:
+        elif len(client.received) > connection_limits.BYTES_MAX:
             reply = _reply(431, "the headers are too long\n")
         else:
             return
-        client.asked = b""
+        client.received = b""
         client.unsent = [memoryview(each) for each in reply if each]
         client.deadline = connection_limits.limit() + sum(map(len, reply)) / SLOWEST
         self._send(client)
@@ -153,7 +153,7 @@ class Port:
         self._selector.modify(client.sock, selectors.EVENT_READ, client)
 
     def _answer(self, client: _Client) -> list[bytes]:
-        lines = client.asked.replace(b"\r\n", b"\n").split(b"\n\n")[0].split(b"\n")
+        lines = client.received.replace(b"\r\n", b"\n").split(b"\n\n")[0].split(b"\n")
         words = lines[0].split(b" ")
         if len(words) != 3 or not words[2].startswith(b"HTTP/1."):
             return _reply(400, "this is no request of HTTP/1\n")

@@ -27,7 +27,7 @@ from typing import Any
 from .._core import WIRE_VERSION
 from ..errors import HvdInitError
 from ..security import connection_limits, handshake
-from . import address as places
+from . import address as addressing
 from . import peer_auth
 
 KEPT_MAX = 1024
@@ -98,14 +98,14 @@ class Listener:
     address: bytes  # packed: what other ranks need to connect
 
     def __init__(
-        self, sock: socket.socket, secret: bytes, mine: peer_auth.Claim, known: places.Address, scope: int
+        self, sock: socket.socket, secret: bytes, mine: peer_auth.Claim, known: addressing.Address, scope: int
     ) -> None:
-        self.address = places.pack(known)
+        self.address = addressing.pack(known)
         self.known = known
         self.secret, self.mine, self.scope = secret, mine, scope
         self._sock = sock
         self._pid = os.getpid()
-        self._wanted: dict[Key, Delivery] = {}
+        self._awaited: dict[Key, Delivery] = {}
         self._kept: dict[Key, Stream] = {}
         self._lock = threading.Lock()
         self._strangers: list[_Stranger] = []  # oldest first
@@ -128,7 +128,7 @@ class Listener:
         """The streams of these peers and purposes go to `delivery`, now or when they come. ValueError if one is claimed
         already."""
         with self._lock:
-            taken = [key for key in keys if key in self._wanted]
+            taken = [key for key in keys if key in self._awaited]
             if taken:
                 raise ValueError(f"streams for {taken[0][1]!r} with rank {taken[0][0]} are being made already [HVD901]")
             for key in keys:
@@ -136,13 +136,13 @@ class Listener:
                 if stream is not None:
                     delivery.put(key, stream)
                 else:
-                    self._wanted[key] = delivery
+                    self._awaited[key] = delivery
 
     def give_up(self, keys: Collection[Key]) -> None:
         """No caller waits for these any more."""
         with self._lock:
             for key in keys:
-                self._wanted.pop(key, None)
+                self._awaited.pop(key, None)
 
     def close(self) -> None:
         """Stops listening and closes the streams that no caller has claimed. Claimed streams stay open. May be called
@@ -168,7 +168,7 @@ class Listener:
                 elif key.fileobj is self._woken:
                     return  # only close() writes there
                 elif key.data in self._strangers:
-                    self._hear(key.data)
+                    self._receive(key.data)
             now = time.monotonic()
             for stranger in self._unknown():
                 if stranger.deadline > now:
@@ -189,7 +189,7 @@ class Listener:
                 stranger = _Stranger(sock, connection_limits.limit())
                 self._strangers.append(stranger)
                 self._selector.register(sock, selectors.EVENT_READ, stranger)
-                self._say(stranger, stranger.greeting)
+                self._send(stranger, stranger.greeting)
         except OSError:  # out of descriptors
             self._selector.unregister(self._sock)
             self._paused = time.monotonic() + connection_limits.NO_DESCRIPTOR_S
@@ -198,7 +198,7 @@ class Listener:
         """Those that have not proved themselves, oldest first."""
         return [stranger for stranger in self._strangers if stranger.key is None]
 
-    def _hear(self, stranger: _Stranger) -> None:
+    def _receive(self, stranger: _Stranger) -> None:
         """Reads what is there of the message that comes next, and not a byte more."""
         whole = peer_auth.ANSWER_BYTES if stranger.key is None else len(peer_auth.CONFIRMED)
         try:
@@ -226,16 +226,16 @@ class Listener:
         except OSError:  # it has gone
             self._drop(stranger)
             return
-        told, session = handshake.judge(self.secret, handshake.LINK, ends, stranger.greeting, answer, self._verdict_on)
+        reply, session = handshake.judge(self.secret, handshake.LINK, ends, stranger.greeting, answer, self._verdict_on)
         if session is None:
-            if self._say(stranger, told):
+            if self._send(stranger, reply):
                 self._drop(stranger)
             return
         claim = peer_auth.unpack(handshake.claim_of(answer))
         key = (claim.source, claim.purpose)
         if self._is_outdated(stranger, key):
             self._drop(stranger)
-        elif self._say(stranger, told):
+        elif self._send(stranger, reply):
             stranger.key, stranger.keys = key, session.keys
 
     def _verdict_on(self, packed: bytes) -> int:
@@ -256,7 +256,7 @@ class Listener:
 
     def _has_room(self, key: Key) -> bool:
         with self._lock:
-            return key in self._wanted or key in self._kept or len(self._kept) < KEPT_MAX
+            return key in self._awaited or key in self._kept or len(self._kept) < KEPT_MAX
 
     def _admit(self, stranger: _Stranger, key: Key) -> None:
         self._selector.unregister(stranger.sock)
@@ -265,7 +265,7 @@ class Listener:
         stream.setblocking(False)
         stream.keys = stranger.keys
         with self._lock:
-            delivery = self._wanted.pop(key, None)
+            delivery = self._awaited.pop(key, None)
             if delivery is not None:
                 delivery.put(key, stream)
                 return
@@ -274,7 +274,7 @@ class Listener:
         if earlier is not None:
             earlier.close()
 
-    def _say(self, stranger: _Stranger, message: bytes) -> bool:
+    def _send(self, stranger: _Stranger, message: bytes) -> bool:
         """A fresh connection has room for a message of ours; one that has none is no peer."""
         try:
             if stranger.sock.send(message) == len(message):
@@ -302,12 +302,12 @@ def listen(
         raise ValueError(f"a secret of {len(secret)} bytes is too short: use at least 16 [HVD111]")
     name: Any
     if towards is None:
-        ips = places.everywhere()
+        ips = addressing.everywhere()
         family, name = socket.AF_INET, ("0.0.0.0", 0)
         if any(":" in ip for ip in ips):
             family, name = socket.AF_INET6, ("::", 0, 0, 0)
     else:
-        family, name = places.towards(towards, rank)
+        family, name = addressing.towards(towards, rank)
         ips = [name[0].partition("%")[0]]
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:
@@ -322,6 +322,6 @@ def listen(
             f"rank {rank} on host {socket.gethostname()} cannot listen at {name[0]}, its address towards the "
             f"rendezvous ({error}): free a port, or raise the limit of open files (ulimit -n) [HVD114]"
         ) from None
-    known = places.own_address([places.End(ip, port) for ip in ips], places.host_id())
+    known = addressing.own_address([addressing.End(ip, port) for ip in ips], addressing.host_id())
     mine = peer_auth.Claim(wire, job, epoch, source=-1, target=rank, purpose="")
     return Listener(sock, secret, mine, known, name[3] if family == socket.AF_INET6 else 0)

@@ -69,7 +69,7 @@ class JobLinks:
         """
         me = ranks.index(self._listener.rank)
         deadline = time.monotonic() + (self._timeout if timeout is None else timeout)
-        near = [ranks[place] for place in tree([self._host_of[rank] for rank in ranks], me)]
+        near = [ranks[at] for at in tree([self._host_of[rank] for rank in ranks], me)]
         streams = len(near) + len(ranks) - 1
         open_files.allow(streams, f"rank {ranks[me]}", f"for streams to {len(ranks) - 1} other ranks")
         votes = self._connect(f"{title} votes", near, deadline, check)
@@ -146,9 +146,9 @@ def find_links(
                 rows = links.rows("set 0", range(len(addresses)), timeout=min(ROUTE_S, timeout / 2))
             except HvdInitError as error:
                 why = str(error)
-        said = next(filter(None, allgather(why.encode())), b"").decode()
-        if links is None or rows is None or said:
-            return said
+        problem = next(filter(None, allgather(why.encode())), b"").decode()
+        if links is None or rows is None or problem:
+            return problem
         found = True
         return links, rows
     finally:

@@ -1,4 +1,4 @@
-"""What a rank claims when it connects to another: who it is, whom it wants, and what the stream is for.
+"""Claim of a rank that connects to another: its own identity, the rank it wants, and the purpose of the stream.
 
 security/handshake.py proves the claim, and gives the keys by which the core signs what crosses the stream. Here are its
 bytes (big-endian), and the acceptor's verdict on one that is proved. One byte follows the handshake:
@@ -57,8 +57,8 @@ def pack(claim: Claim) -> bytes:
 
 def unpack(packed: bytes) -> Claim:
     """Any bytes of that size; a purpose that is no text has a U+FFFD."""
-    wire, job, epoch, source, target, told = _CLAIM.unpack(packed)
-    return Claim(wire, job, epoch, source, target, told.rstrip(b"\0").decode("utf-8", "replace"))
+    wire, job, epoch, source, target, purpose = _CLAIM.unpack(packed)
+    return Claim(wire, job, epoch, source, target, purpose.rstrip(b"\0").decode("utf-8", "replace"))
 
 
 def verdict_on(claim: Claim, expected: Claim) -> int:

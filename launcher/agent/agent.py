@@ -58,7 +58,7 @@ RANK = struct.Struct("!I")
 class Agent:
     """One host's part of a job. `stdin` is the descriptor that rank 0 will read.
 
-    On another host than the launcher's: `given` is what the order to start leaves out (command, cwd, environ), the end
+    On another host than the launcher's: `common` is what the order to start leaves out (command, cwd, environ), the end
     of `hangup` counts as the launcher's, and with `stays` the agent waits for the job's exit code (`code` then).
     Signals to it are reported to the launcher.
     """
@@ -68,14 +68,14 @@ class Agent:
         control: socket.socket,
         output: socket.socket,
         stdin: int,
-        given: Mapping[str, Any] | None = None,
+        common: Mapping[str, Any] | None = None,
         hangup: int = -1,
         stays: bool = False,
         sessions: tuple[framing.Session, framing.Session] | None = None,
     ) -> None:
         self._control, self._output = control, output
         self._stdin = stdin
-        self._given = given or {"environ": {}}
+        self._common = common or {"environ": {}}
         self._hangup = hangup
         self._stays = stays
         self.code: int | None = None  # of the job
@@ -96,7 +96,7 @@ class Agent:
         self._cleaning = False
         self._finish_by: float | None = None  # until then what ranks have left running may end by itself
         self._killed_at: float | None = None  # the first time
-        self._asked: set[int] = set()  # leftovers that have got their SIGTERM
+        self._terminated: set[int] = set()  # leftovers that have got their SIGTERM
         self._selector = selectors.DefaultSelector()
         self._woken = process.woken_by(WAKING)
         control.setblocking(True)
@@ -167,21 +167,21 @@ class Agent:
             self._well = False
             self._kill_all()
         elif order["do"] == "ping":
-            self._tell({"what": "pong"})
+            self._report({"what": "pong"})
         elif order["do"] == "end":
             self.code, self.again, self._stays = order["code"], order["again"], False
 
     def _signalled(self, numbers: bytes) -> None:
         for number in numbers:
             if number in FORWARDED:
-                self._tell({"what": "signalled", "number": number})
+                self._report({"what": "signalled", "number": number})
 
     def _start(self, order: dict[str, Any]) -> None:
         """Starts all ranks and servers, or as many as start before one fails."""
         self._started, self._held = True, bool(order.get("hold"))
-        order = {**self._given, **order, "environ": {**self._given["environ"], **order["environ"]}}
+        order = {**self._common, **order, "environ": {**self._common["environ"], **order["environ"]}}
         if order["stdin"]:
-            self._intake = Intake(self._selector, lambda: self._tell({"what": "took"}))
+            self._intake = Intake(self._selector, lambda: self._report({"what": "took"}))
             self._stdin = self._intake.end
         null = os.open(os.devnull, os.O_RDWR)
         self._servers.update(each["rank"] for each in order["servers"])
@@ -191,7 +191,7 @@ class Agent:
                 pid, ends = child.begun(order, each, self._stdin, null, (STDOUT, STDERR))
             except (OSError, cpu_binding.BindError) as error:
                 code = getattr(error, "code", process.NOT_RUNNABLE)
-                self._tell({"what": "unstarted", "rank": rank, "code": code, "text": coded("HVD715", str(error))})
+                self._report({"what": "unstarted", "rank": rank, "code": code, "text": coded("HVD715", str(error))})
                 break
             for kind, read_end in ends.items():
                 os.set_blocking(read_end, False)
@@ -199,7 +199,7 @@ class Agent:
                 self._selector.register(read_end, selectors.EVENT_READ)
             self._ranks[pid] = rank
             self._sessions[pid] = rank
-            self._tell({"what": "started", "rank": rank, "pid": pid})
+            self._report({"what": "started", "rank": rank, "pid": pid})
         os.close(null)
         if self._stdin >= 0:
             os.close(self._stdin)
@@ -218,7 +218,7 @@ class Agent:
             self._well &= code == 0 or rank in self._servers
             if self._held and code != 0:  # others go on here, without what it has left
                 process.send(pid, signal.SIGKILL, group=True)
-            self._tell({"what": "ended", "rank": rank, "code": code})
+            self._report({"what": "ended", "rank": rank, "code": code})
         return bool(ended)
 
     def _clean(self, now: float) -> None:
@@ -237,11 +237,11 @@ class Agent:
                 self._read(descriptor, DRAIN_BYTES)
             kept = {d: rank for d, (rank, _) in self._pipes.items()} if self._well and not stuck else {}
             for text in output_discard.stuck(left) if stuck else output_discard.handed_over(kept):
-                self._tell({"what": "left", "text": text})
+                self._report({"what": "left", "text": text})
             for descriptor in kept:
                 self._close(descriptor)
             self._done = True
-            self._tell({"what": "done"})
+            self._report({"what": "done"})
             return
         if self._finish_by is None:
             self._finish_by = now + FINISH_S
@@ -250,13 +250,13 @@ class Agent:
         if not self._cleaning:
             self._cleaning, self._kill_at = True, now + (0.0 if self.orphan else LEFTOVER_S)
             for text in output_discard.unfinished(left, self._sessions) if self._well else ():
-                self._tell({"what": "left", "text": text})
+                self._report({"what": "left", "text": text})
         if self._kill_at is not None and now >= self._kill_at:
             self._kill_all()
             return
-        for pid in set(left) - self._asked:
+        for pid in set(left) - self._terminated:
             process.send(pid, signal.SIGTERM)
-            self._asked.add(pid)
+            self._terminated.add(pid)
 
     def _below(self) -> list[int]:
         """The processes that are to end with the ranks."""
@@ -300,7 +300,7 @@ class Agent:
             self._waiting = False
         self._output.close()
 
-    def _tell(self, news: dict[str, Any]) -> None:
+    def _report(self, news: dict[str, Any]) -> None:
         try:
             self._control.sendall(self._session.pack(CONTROL, json.dumps(news).encode()))
         except OSError:

@@ -35,7 +35,7 @@ def guarded(serve: Callable[[int], int], outer: int = -1) -> int:
     (negative for a signal) when all that was below the child is gone.
 
     hangup: a descriptor whose end the child is to take for the launcher's. outer: one whose end this process takes for
-    that before the child has lent it its stream. Call it from the main thread of a process that has no other.
+    that before the child has its stream. Call it from the main thread of a process that has no other.
     """
     near, far = socket.socketpair()
     process.become_subreaper()
@@ -89,10 +89,10 @@ class _Guard:
                 elif descriptor == self._near.fileno():
                     self._listen()
                 elif descriptor == self._outer:
-                    self._outer_says()
+                    self._read_outer()
                 elif descriptor == self._control and events & _ENDED:
                     self._watch.unregister(descriptor)  # closed when it is given back
-                    self._gone()
+                    self._launcher_lost()
             if self._kill_at is not None and time.monotonic() >= self._kill_at:
                 process.send(self._pid, signal.SIGKILL)
                 self._kill_at += GONE_S
@@ -118,7 +118,7 @@ class _Guard:
             self._control = borrowed[0]
             self._watch.register(self._control, select.POLLRDHUP)
 
-    def _outer_says(self) -> None:
+    def _read_outer(self) -> None:
         try:
             if os.read(self._outer, 4096):
                 return
@@ -127,9 +127,9 @@ class _Guard:
         self._watch.unregister(self._outer)
         self._near.shutdown(socket.SHUT_WR)
         if self._control < 0:  # else the end of that decides
-            self._gone()
+            self._launcher_lost()
 
-    def _gone(self) -> None:
+    def _launcher_lost(self) -> None:
         """The launcher is."""
         if self._kill_at is None:
             self._kill_at = time.monotonic() + GONE_S

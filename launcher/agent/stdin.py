@@ -79,11 +79,11 @@ def own() -> int:
 def unread() -> str | None:
     """The text for the user where a pipe or file was given to this process and is unread. What a shell above
     has as stdin too may be the shell's: a `while read` loop, a script that it reads from there."""
-    given, waits = os.fstat(0), False
-    if stat.S_ISREG(given.st_mode):
-        waits = given.st_size > 0 and os.lseek(0, 0, os.SEEK_CUR) == 0  # else a process reads it by and by
-    elif stat.S_ISFIFO(given.st_mode):
-        waits = any(fcntl.ioctl(0, termios.FIONREAD, bytes(4))) and not _shells(given)
+    status, waits = os.fstat(0), False
+    if stat.S_ISREG(status.st_mode):
+        waits = status.st_size > 0 and os.lseek(0, 0, os.SEEK_CUR) == 0  # else a process reads it by and by
+    elif stat.S_ISFIFO(status.st_mode):
+        waits = any(fcntl.ioctl(0, termios.FIONREAD, bytes(4))) and not _shells(status)
     text = "no rank has read the data at stdin: --stdin 0 gives it to rank 0 [HVD703]"
     return text if waits else None
 

@@ -21,7 +21,7 @@ _PORTS = (20000, 30000)  # the kernel's own begin at 32768
 _TRIES = 100
 
 
-def given(base: Mapping[str, str]) -> dict[str, str]:
+def from_user(base: Mapping[str, str]) -> dict[str, str]:
     """The user's own MASTER_ADDR and MASTER_PORT; empty where one is missing or they are torchrun's."""
     whole = all(base.get(name) for name in MASTER) and "TORCHELASTIC_RUN_ID" not in base
     return {name: base[name] for name in MASTER} if whole else {}
@@ -29,7 +29,7 @@ def given(base: Mapping[str, str]) -> dict[str, str]:
 
 def of_job(base: Mapping[str, str], address: str, port: int) -> dict[str, str]:
     """What all ranks of a job get alike. address, port: of rank 0's host."""
-    master = given(base) or dict(zip(MASTER, (address, str(port))))
+    master = from_user(base) or dict(zip(MASTER, (address, str(port))))
     return {**master, "TORCHELASTIC_USE_AGENT_STORE": "False"}
 
 

@@ -62,13 +62,13 @@ class FileError(ValueError):
     """The file cannot be used; the text says which key, and why."""
 
 
-def words(path: str, known: Collection[str], given: Collection[str]) -> list[str]:
-    """The flags that the file at `path` stands for. known: all flags of the parser; given: words of the command line.
+def words(path: str, known: Collection[str], typed: Collection[str]) -> list[str]:
+    """The flags that the file at `path` stands for. known: all flags of the parser; typed: words of the command line.
 
     Raises FileError.
     """
     try:
-        return _words(_read(path), known, given)
+        return _words(_read(path), known, typed)
     except FileError as error:
         raise FileError(coded("HVD714", f"--config-file {path}: {error}")) from None
 
@@ -106,7 +106,7 @@ def _distinct(node: Any, prefix: str) -> None:
         _distinct(pair[1], f"{name}.")
 
 
-def _words(tree: Any, known: Collection[str], given: Collection[str]) -> list[str]:
+def _words(tree: Any, known: Collection[str], typed: Collection[str]) -> list[str]:
     if tree is None:
         return []
     if not isinstance(tree, Mapping):
@@ -114,7 +114,7 @@ def _words(tree: Any, known: Collection[str], given: Collection[str]) -> list[st
     found: list[str] = []
     for section, keys in tree.items():
         if section == "controller":
-            found += _controller(keys, given)
+            found += _controller(keys, typed)
         elif section not in _KEYS:
             near = _nearest(str(section), [*_KEYS, "controller"], tree)
             raise FileError(f"there is no section {section!r}{near or f'; there are {_SECTIONS}'}")
@@ -126,10 +126,10 @@ def _words(tree: Any, known: Collection[str], given: Collection[str]) -> list[st
     return found
 
 
-def _controller(value: Any, given: Collection[str]) -> list[str]:
+def _controller(value: Any, typed: Collection[str]) -> list[str]:
     if value not in _CONTROLLERS:
         raise FileError(f"controller: {value!r}: must be gloo or mpi")
-    return [] if set(_CONTROLLERS.values()) & set(given) else [_CONTROLLERS[value]]
+    return [] if set(_CONTROLLERS.values()) & set(typed) else [_CONTROLLERS[value]]
 
 
 def _flag(section: str, key: str, value: Any, known: Collection[str]) -> list[str]:
@@ -154,8 +154,8 @@ def _flag(section: str, key: str, value: Any, known: Collection[str]) -> list[st
             raise FileError(f"{name}: {value!r}: must be a value LOW and a value HIGH, as [5, 300]")
         return [flag, *map(str, both)]
     if isinstance(value, (Mapping, list)) or no in known:
-        wanted = "true or false" if no in known else "one value"
-        raise FileError(f"{name}: {value!r}: must be {wanted}")
+        expected = "true or false" if no in known else "one value"
+        raise FileError(f"{name}: {value!r}: must be {expected}")
     option = next((option for option in config.OPTIONS if option.flag == flag), None)
     try:
         config.variables_of({} if option is None else {option.name: str(value)})

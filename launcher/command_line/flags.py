@@ -52,8 +52,8 @@ class FlagError(ValueError):
 class _Obsolete(argparse.Action):
     """Keeps the flag in `obsolete`."""
 
-    def __call__(self, parser: Any, asked: Any, values: Any, option_string: Any = None) -> None:
-        asked.obsolete = [*(asked.obsolete or []), option_string]
+    def __call__(self, parser: Any, args: Any, values: Any, option_string: Any = None) -> None:
+        args.obsolete = [*(args.obsolete or []), option_string]
 
 
 def add_control(add: Callable[..., argparse.Action]) -> None:
@@ -96,17 +96,17 @@ def add_control(add: Callable[..., argparse.Action]) -> None:
     add("--oversubscribe", action="store_true", help="allow more ranks than slots")
 
 
-def record(asked: argparse.Namespace) -> None:
+def record(args: argparse.Namespace) -> None:
     """--record as the options that it stands for. Raises FlagError."""
-    if asked.record is None:
+    if args.record is None:
         return
-    if not asked.record or (os.path.lexists(asked.record) and not os.path.isdir(asked.record)):
-        raise FlagError(f"--record {asked.record!r}: name a folder, which may be a new one [HVD704]")
-    for flag, given in (("--trace-dir", asked.trace_dir), ("--timeline-filename", asked.timeline)):
-        if given is not None:
+    if not args.record or (os.path.lexists(args.record) and not os.path.isdir(args.record)):
+        raise FlagError(f"--record {args.record!r}: name a folder, which may be a new one [HVD704]")
+    for flag, value in (("--trace-dir", args.trace_dir), ("--timeline-filename", args.timeline)):
+        if value is not None:
             raise FlagError(f"--record sets the place of all records: remove {flag} [HVD703]")
-    asked.trace_dir, asked.trace_steps, asked.trace_every = asked.record, "1", "1"
-    asked.timeline = os.path.join(asked.record, "line.json")
+    args.trace_dir, args.trace_steps, args.trace_every = args.record, "1", "1"
+    args.timeline = os.path.join(args.record, "line.json")
 
 
 def add_output(add: Callable[..., argparse.Action]) -> None:
@@ -179,10 +179,10 @@ def split(parser: argparse.ArgumentParser, argv: Sequence[str]) -> tuple[list[st
         if action is None:
             raise FlagError(coded("HVD701", _unknown(flag, list(known))))
         if action.nargs != 0 and not complete:
-            wanted = action.nargs if isinstance(action.nargs, int) else 1
-            at += wanted
+            count = action.nargs if isinstance(action.nargs, int) else 1
+            at += count
             if at >= len(argv):
-                raise FlagError(f"{flag} needs {'a value' if wanted == 1 else f'{wanted} values'} [HVD701]")
+                raise FlagError(f"{flag} needs {'a value' if count == 1 else f'{count} values'} [HVD701]")
         at += 1
     return list(argv[:at]), list(argv[at:])
 

@@ -65,7 +65,7 @@ class Formatter(argparse.HelpFormatter):
 class Show(argparse.Action):
     """-h and --help-all."""
 
-    def __call__(self, parser: argparse.ArgumentParser, asked: Any, values: Any, option_string: Any = None) -> None:
+    def __call__(self, parser: argparse.ArgumentParser, args: Any, values: Any, option_string: Any = None) -> None:
         if option_string != "--help-all":
             parser.epilog = MORE
             for action in parser._actions:

@@ -47,33 +47,33 @@ def add_flags(add: Callable[..., argparse.Action]) -> None:
     add("--log-level", dest="log_level", metavar="LEVEL", help="sets HOROVOD_LOG_LEVEL; no effect yet")
 
 
-def translate(asked: argparse.Namespace, environ: dict[str, str]) -> tuple[dict[str, str], list[str]]:
-    """(variables for the ranks, notes for people). May set asked.collective_timeout and
-    asked.stall_check_time, and take a variable out of environ.
+def translate(args: argparse.Namespace, environ: dict[str, str]) -> tuple[dict[str, str], list[str]]:
+    """(variables for the ranks, notes for people). May set args.collective_timeout and
+    args.stall_check_time, and take a variable out of environ.
 
     Raises HorovodsError."""
     variables: dict[str, str | None] = {
-        "LOG_LEVEL": asked.log_level,
-        "LOG_HIDE_TIME": asked.log_hide_time,
+        "LOG_LEVEL": args.log_level,
+        "LOG_HIDE_TIME": args.log_hide_time,
     }
-    if asked.log_level is not None:
-        variables["LOG_LEVEL"] = asked.log_level.upper()
+    if args.log_level is not None:
+        variables["LOG_LEVEL"] = args.log_level.upper()
         if variables["LOG_LEVEL"] not in LEVELS:
-            raise HorovodsError(f"--log-level {asked.log_level}: must be one of {', '.join(LEVELS)} [HVD704]")
+            raise HorovodsError(f"--log-level {args.log_level}: must be one of {', '.join(LEVELS)} [HVD704]")
     notes = []
-    if asked.log_level is not None or asked.log_hide_time == "0":
+    if args.log_level is not None or args.log_hide_time == "0":
         notes.append("--log-... (log levels come with a later version; --verbose prints the actions of the launcher)")
-    warning = _seconds("--stall-check-warning-time-seconds", asked.stall_warning)
-    shutdown = _seconds("--stall-check-shutdown-time-seconds", asked.stall_shutdown)
+    warning = _seconds("--stall-check-warning-time-seconds", args.stall_warning)
+    shutdown = _seconds("--stall-check-shutdown-time-seconds", args.stall_shutdown)
     if warning is not None:
-        asked.stall_check_time = asked.stall_check_time or str(warning)
-    if asked.stall_check is not None:
-        variables["STALL_CHECK_DISABLE"] = "0" if asked.stall_check == "1" else "1"
+        args.stall_check_time = args.stall_check_time or str(warning)
+    if args.stall_check is not None:
+        variables["STALL_CHECK_DISABLE"] = "0" if args.stall_check == "1" else "1"
         environ.pop("HVDLITE_STALL_CHECK_DISABLE", None)
-    if asked.collective_timeout is None and (shutdown == 0 or asked.stall_check == "0"):
-        asked.collective_timeout = "0"
-    elif asked.collective_timeout is None and shutdown:
-        asked.collective_timeout = str(shutdown)
+    if args.collective_timeout is None and (shutdown == 0 or args.stall_check == "0"):
+        args.collective_timeout = "0"
+    elif args.collective_timeout is None and shutdown:
+        args.collective_timeout = str(shutdown)
     return {f"HOROVOD_{name}": value for name, value in variables.items() if value is not None}, notes
 
 

@@ -46,7 +46,7 @@ class AgentLink:
         self.done = False  # it has reported that nothing is left there
         self.stays = False  # waits for the order to end, with the exit code of the job
         self.taking = False  # its output stream is watched
-        self.asked = self.started = False  # see heartbeat.py
+        self.pinged = self.started = False  # see heartbeat.py
         self.peer: str | None = None  # the address that its streams come from
         self.number = 0  # of its host, for its session
         self.hello: dict[str, Any] = {}  # the frame with which it registered

@@ -87,7 +87,7 @@ class Ending:
         self.left: set[int] = set()  # ranks whose script has ended, or that have left, and may run exit handlers
         self.abort: Abort | None = None
         self._missed: Abort | None = None  # of the ranks that were missing at the time limit, by one that waited
-        self.asked: int | None = None  # the signal that ended the job from outside
+        self.stop_signal: int | None = None  # the signal that ended the job from outside
         self._failed: list[int] = []  # ranks with a non-zero code, in order, before any signal of ours
         self._stopped = False  # the culprit, which had reported its error, ended by our signal
         self._sent: set[int] = set()  # signals of ours that have gone out
@@ -101,7 +101,7 @@ class Ending:
 
     def aborted(self, now: float, abort: Abort) -> None:
         """An engine's abort record came in. Only the first counts, and its culprit's own report replaces
-        those of ranks that have heard of it and were faster."""
+        those of ranks that got its report and were faster."""
         if not 0 <= abort.culprit < self._size:
             abort = abort._replace(culprit=abort.reporter)
         if self.abort is None and not self._sent:
@@ -134,12 +134,12 @@ class Ending:
 
     def signalled(self, now: float, number: int) -> Send:
         """The launcher got SIGINT, SIGTERM or SIGHUP: what to send on at once."""
-        again = self.asked is not None and number == signal.SIGINT
+        again = self.stop_signal is not None and number == signal.SIGINT
         patience = self._graces.after(number)
-        if self.asked is None and self.culprit() is None:
-            self.asked = number
-        elif self.asked is None:
-            self.asked = 0  # the job was ending already; its culprit stays
+        if self.stop_signal is None and self.culprit() is None:
+            self.stop_signal = number
+        elif self.stop_signal is None:
+            self.stop_signal = 0  # the job was ending already; its culprit stays
             patience = min(patience, self._graces.fail + self._graces.term)
         self._sent.add(KILL.number if again else number)
         if again:
@@ -154,7 +154,7 @@ class Ending:
         also where it was reported before this."""
         more = max(0.0, self._graces.after(number) - self._graces.fail)
         self._graces = self._graces._replace(fail=self._graces.fail + more)
-        if self._next is not None and self.asked is None:
+        if self._next is not None and self.stop_signal is None:
             self._next = (self._next[0] + more, self._next[1])
             self._leave_by += more
 
@@ -186,7 +186,7 @@ class Ending:
         send = self._next[1]
         self._next = None if send == KILL else (now + self._graces.term, KILL)
         leaving = self._leaving()
-        if self.asked is None and now < self._leave_by and leaving:
+        if self.stop_signal is None and now < self._leave_by and leaving:
             self._next = self._next or (self._leave_by, Send(int(signal.SIGTERM)))
             send = send._replace(spared=leaving)
         self._sent.add(send.number)
@@ -202,8 +202,8 @@ class Ending:
 
     def exit_code(self) -> int:
         """Of the launcher, once no rank runs or those that do are left behind."""
-        if self.asked:
-            return 128 + self.asked
+        if self.stop_signal:
+            return 128 + self.stop_signal
         culprit = self.culprit()
         if culprit is None or self._survived():
             return 0
@@ -214,7 +214,7 @@ class Ending:
     def headline(self) -> str | None:
         """How the culprit ended, in one line; None if no rank failed."""
         culprit = self.culprit()
-        if self.asked or culprit not in self.pids or self._survived():
+        if self.stop_signal or culprit not in self.pids or self._survived():
             return None  # one that was never started has been reported already
         end = exit_text(self.codes.get(culprit))
         if self.codes.get(culprit) == -signal.SIGKILL:

@@ -56,8 +56,8 @@ class Heartbeat:
         for each in self._links:
             if not each.alive or each.done:
                 continue
-            if not each.asked:
-                each.asked = True
+            if not each.pinged:
+                each.pinged = True
                 self._missed[id(each)] = 0
                 each.order(do="ping")
             elif each.started or self._hurried:

@@ -17,10 +17,10 @@ NAMED = 8  # of many ranks these are enough
 
 
 class Lingering:
-    """patience: seconds after the last end that was a good one; 0: for ever. say: to the user."""
+    """patience: seconds after the last end that was a good one; 0: for ever. announce: to the user."""
 
-    def __init__(self, ending: Ending, patience: float, say: Callable[[str], None]) -> None:
-        self._ending, self._patience, self._say = ending, patience, say
+    def __init__(self, ending: Ending, patience: float, announce: Callable[[str], None]) -> None:
+        self._ending, self._patience, self._announce = ending, patience, announce
         self._ended = 0  # ranks
         self._since: float | None = None
 
@@ -37,11 +37,11 @@ class Lingering:
         if self._since is None or now < self._since + self._patience:
             return
         self._since = None
-        if self._ending.culprit() is not None or self._ending.asked is not None:
+        if self._ending.culprit() is not None or self._ending.stop_signal is not None:
             return
         states = [f"{self._ending.who(rank)} {_state(self._ending, rank)}" for rank in sorted(living)[:NAMED]]
         more = f", and {len(living) - NAMED} more" if len(living) > NAMED else ""
-        self._say(f"{self._ended} of {self._ended + len(living)} ranks have ended well, the last of them "
+        self._announce(f"{self._ended} of {self._ended + len(living)} ranks have ended well, the last of them "
                   f"{self._patience:g} s ago; {', '.join(states)}{more} [HVD505]")  # fmt: skip
 
 

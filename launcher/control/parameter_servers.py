@@ -3,8 +3,8 @@
 A server is no rank. Its number in the launcher is above those of all ranks: size + k. Its end is reported at once to
 the user and to the store. The store reports it to the other servers, to ranks that still wait for it, and to all ranks
 where no server is left. It starts no grace and gives the job no exit code. When no rank runs any more, the servers are
-told to end, and those that stay are killed. A job that fails later names the first server that ended before, since that
-may be why.
+ordered to end, and those that stay are killed. A job that fails later names the first server that ended before, since
+that may be why.
 """
 
 from __future__ import annotations
@@ -56,21 +56,21 @@ class Servers:
         """Its process has ended, or was never there; code is negative for a signal."""
         self._job.drain()
         end = f"{self.who(number)} {exit_text(code)}"
-        self._gone(number, end, blamed(end + self._job.console.last_words(number), code))
+        self._server_ended(number, end, blamed(end + self._job.console.last_words(number), code))
 
     def host_lost(self, each: AgentLink) -> None:
         """Those there are lost with it."""
         for number in [number for number in self._living if self.hosts[number - self._size] == each.name]:
             end = f"{self.who(number)} is lost with its host"
-            self._gone(number, end, f"{end} [HVD403]")
+            self._server_ended(number, end, f"{end} [HVD403]")
 
-    def _gone(self, number: int, end: str, text: str) -> None:
+    def _server_ended(self, number: int, end: str, text: str) -> None:
         self._living.discard(number)
         if self._let_go or self._job.ending.kills:
             return
         if self._job.ending.culprit() is None:
             self._first = self._first or end
-        self._job.console.say(text)
+        self._job.console.announce(text)
         self._job.store.servers.ended(number - self._size, text)
 
     def due(self) -> float | None:

@@ -124,8 +124,8 @@ class Registration:
     def _read(self, stranger: _Stranger) -> dict[str, Any] | None:
         try:
             known = stranger.session is not None
-            wanted = 4096 if known else handshake.ANSWER_BYTES - len(stranger.answer)
-            chunk = stranger.sock.recv(wanted)
+            most = 4096 if known else handshake.ANSWER_BYTES - len(stranger.answer)
+            chunk = stranger.sock.recv(most)
         except BlockingIOError:
             return None
         if not chunk:
@@ -168,16 +168,16 @@ def report(
     secret: bytes,
     hello: Mapping[str, Any],
     deadline: float,
-    gone: Callable[[], bool] = lambda: False,
+    given_up: Callable[[], bool] = lambda: False,
 ) -> tuple[socket.socket, framing.Session]:
-    """Connects to a Registration and says `hello`, trying again until time.monotonic() is `deadline` or `gone()` is
+    """Connects to a Registration and says `hello`, trying again until time.monotonic() is `deadline` or `given_up()` is
     true; the connection, and what signs its frames.
 
     Raises ReportError.
     """
     where = f"{address[0]}:{address[1]}"
     failure, attempt = "no time left", 0
-    while time.monotonic() < deadline and not gone():
+    while time.monotonic() < deadline and not given_up():
         try:
             sock = socket.create_connection(address, timeout=max(0.01, min(2.0, deadline - time.monotonic())))
         except OSError as error:

@@ -80,7 +80,7 @@ class StaticDriver:
         words = job.console.last_words(rank) if code else ""
         job.ending.ended(time.monotonic(), rank, code, words)  # first: a failed rank is not merely missing
         job.store.rank_ended(rank, blamed(text + words, code))
-        job.tell(f"{text} after {time.monotonic() - job.began:.2f} s")
+        job.log_verbose(f"{text} after {time.monotonic() - job.began:.2f} s")
 
     def unstarted(self, each: AgentLink, rank: int, code: int) -> None:
         """There is no process; those after it in the order were not started either."""
@@ -90,7 +90,7 @@ class StaticDriver:
 
     def aborted(self, reporter: int, culprit: int, code: int, text: str) -> None:
         """A rank has reported why the job ends."""
-        self._job.tell(f"abort record of rank {reporter}: rank {culprit}, code {code}: {text}")
+        self._job.log_verbose(f"abort record of rank {reporter}: rank {culprit}, code {code}: {text}")
         self._job.ending.aborted(time.monotonic(), Abort(reporter, culprit, text, code == TIMEOUT))
 
     def signalled(self, number: int) -> bool:
@@ -98,10 +98,10 @@ class StaticDriver:
         return False
 
     def host_lost(self, each: AgentLink, why: str) -> None:
-        """Another host is heard of no more. Its living ranks follow by `lost`."""
+        """Another host is silent or lost. Its living ranks follow by `lost`."""
         ending = self._job.ending
         lost = each.ranks & ending.living
-        if ending.asked is None and ending.culprit() in (None, *lost):
+        if ending.stop_signal is None and ending.culprit() in (None, *lost):
             self._job.fail(f"host {each.name} is lost: {why}; {ranks_named(sorted(lost))} ran there [HVD403]", LOST)
         self._servers.host_lost(each)
 

@@ -58,9 +58,9 @@ class _There:
     def answer(self, asks: Mapping[str, Any]) -> Any:
         """Asks and waits. Raises Lost."""
         self.link.order(**asks)
-        return self.heard()
+        return self.receive()
 
-    def heard(self) -> Any:
+    def receive(self) -> Any:
         """The next answer. Raises Lost."""
         try:
             while chunk := self.link.control.recv(1 << 18):
@@ -81,21 +81,21 @@ class Doctor:
 
     def ask_all(self, asks: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
         """The answers of these hosts, which work at the same time."""
-        asked = [each for each in self.there if each.name in asks]
-        for each in asked:
+        examined = [each for each in self.there if each.name in asks]
+        for each in examined:
             each.link.order(**asks[each.name])
         answers: dict[str, Any] = {}
         if self.here is not None and self.here.name in asks:
             answers[self.here.name] = self.here.examiner.answer(asks[self.here.name])
         with selectors.DefaultSelector() as waiting:
-            for each in asked:
+            for each in examined:
                 waiting.register(each.link.control, selectors.EVENT_READ, each)
             until = time.monotonic() + ANSWER_S
             while waiting.get_map() and time.monotonic() < until:
                 for key, _ in waiting.select(max(0.0, until - time.monotonic())):
                     waiting.unregister(key.fileobj)
                     try:
-                        answers[key.data.name] = key.data.heard()
+                        answers[key.data.name] = key.data.receive()
                     except Lost as error:
                         self._lose(key.data, str(error))
             for key in list(waiting.get_map().values()):
@@ -197,9 +197,9 @@ def run(
     with Signals() as signals:
         try:
             registration = gather.listen([name for _, name in others], secret)
-            given = order(registration, secret, gather.timeout, ANSWER_S, {**environ, **gather.also})
-            given.update(cwd="/", environ={})
-            start = Start(gather.starter, others, registration, given, environ, signals, gather.timeout)
+            order_line = order(registration, secret, gather.timeout, ANSWER_S, {**environ, **gather.also})
+            order_line.update(cwd="/", environ={})
+            start = Start(gather.starter, others, registration, order_line, environ, signals, gather.timeout)
             try:
                 links, wrong = start.visit()
             finally:

@@ -160,7 +160,7 @@ def of_rank(environ: Mapping[str, str]) -> list[Finding]:
         return [Finding(WARNING, script, text, fix)]
     if own == discovery.SINGLE:
         return [Finding(WELL, script, "a job of one rank: no launcher's variables are set")]
-    text = f"would be rank {own.rank} of {own.size}: {discovery.told(own, environ)}"
+    text = f"would be rank {own.rank} of {own.size}: {discovery.described(own, environ)}"
     if own.size > 1 and own.source == discovery.OWN and values["store_addr"] is None:
         fix = "set HVDLITE_STORE_ADDR to the host of rank 0 on all ranks, or start the job with hvdlite-run"
         return [Finding(FAILURE, script, f"{text}, but the address of the rendezvous is missing", fix)]

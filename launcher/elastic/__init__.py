@@ -1,1 +1,1 @@
-"""Jobs whose ranks come and go: who is in them, where they run, and what each end of a process means."""
+"""Jobs whose ranks come and go: their members, where these run, and what each end of a process means."""

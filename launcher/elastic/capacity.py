@@ -23,7 +23,7 @@ RETRY_S = 1.0  # at least, until a host that could not be reached is tried again
 TOGETHER_S = 1.0  # ends of ranks on a host within this time are one failure
 
 
-class _Place:
+class _HostState:
     """A host that ranks may run on, or might once."""
 
     def __init__(self) -> None:
@@ -43,7 +43,7 @@ class Capacity:
         self._own = "localhost" if own is None else own
         self._low, self._high = cooldown
         self._failures = failures
-        self._states: dict[str, _Place] = {}
+        self._states: dict[str, _HostState] = {}
         self._called: dict[str, str] = {}  # each name is looked up once, as a resolver may be slow
         self.offer(listed)
 
@@ -55,7 +55,7 @@ class Capacity:
             name = self._called[host.name]
             slots[name] = slots.get(name, 0) + host.slots
         for name in slots:
-            self._states.setdefault(name, _Place())
+            self._states.setdefault(name, _HostState())
         for name, state in self._states.items():
             if name in slots and not state.offered:
                 state.early, state.out = 0, False

@@ -31,7 +31,7 @@ from .process_start import Starts
 
 if TYPE_CHECKING:
     from ..job import Job
-    from ..store.epochs import Tell
+    from ..store.epochs import SendFrame
 
 STORE_MAX = 1024  # connections, where the number of ranks has no limit
 
@@ -49,9 +49,9 @@ class ElasticDriver(StaticDriver):
         self._quits = True  # all that have ended in this epoch have called sys.exit(0) within training
         self._codes: set[int] = set()  # of ranks that have ended well: 0, PREEMPTED, UNKEPT
         self._first_end = ""  # of a rank, with 0; until it is reported
-        self._heard: list[int] = []  # signals that announce the end; of SIGTERM the second one is passed on
+        self._signals: list[int] = []  # signals that announce the end; of SIGTERM the second one is passed on
         self._end_by: float | None = None  # when ranks that are preempted are no longer waited for
-        self._gone: dict[int, str] = {}  # what texts call those that have ended
+        self._ended_names: dict[int, str] = {}  # names of ranks that have ended, for texts
         job.ending.named = self._who
 
     # The store and its membership.
@@ -59,10 +59,10 @@ class ElasticDriver(StaticDriver):
     def open_store(self, number: int) -> StoreServer:
         """The store of this job's number."""
         job, terms = self._job, self._elastic.terms
-        events = Events(self._opened, self._cannot, self._kill, self._news, job.console.say)
+        events = Events(self._opened, self._cannot, self._kill, self._news, job.console.announce)
 
-        def membership(tell: Tell) -> Membership:
-            self._members = self._starts.members = Membership(terms, number, tell, events)
+        def membership(send_frame: SendFrame) -> Membership:
+            self._members = self._starts.members = Membership(terms, number, send_frame, events)
             for slot in job.far.slots:
                 self._members.started(slot.rank, slot.host, slot.local_rank)
             return self._members
@@ -73,22 +73,22 @@ class ElasticDriver(StaticDriver):
         return StoreServer(size, job.far.secret, number, self.aborted, address=where, membership=membership)
 
     def _opened(self, number: int, members: list[int]) -> None:
-        say = self._job.console.say
+        announce = self._job.console.announce
         self._starts.became_ranks(members)
         self._quits = True
         for member in members:
             self._reasons.pop(member, None)  # it has gone on since
         if self._first_end:
-            say(elastic_messages.over(self._first_end))
+            announce(elastic_messages.over(self._first_end))
             self._first_end = ""
         if number or self._job.plan.verbose:
-            say(elastic_messages.opened(number, members, self._job.ending.pids))
+            announce(elastic_messages.opened(number, members, self._job.ending.pids))
 
     def _news(self) -> None:
         self._job.store.news()
 
     def _kill(self, member: int, text: str) -> None:
-        self._job.console.say(f"{text}; hvdlite-run kills it")
+        self._job.console.announce(f"{text}; hvdlite-run kills it")
         self._signal(member, signal.SIGKILL)
 
     def _signal(self, member: int, number: int) -> None:
@@ -104,21 +104,21 @@ class ElasticDriver(StaticDriver):
     def aborted(self, reporter: int, culprit: int, code: int, text: str) -> None:
         """A rank reports why its epoch ends. One that keeps the others waiting is ended, as --collective-timeout has
         it; of one that blames itself the words are kept for its end."""
-        who = self._members.who(culprit)
-        self._job.tell(f"abort record of {self._members.who(reporter)}: {who}, code {code}: {text}")
+        name = self._members.who(culprit)
+        self._job.log_verbose(f"abort record of {self._members.who(reporter)}: {name}, code {code}: {text}")
         if reporter == culprit:
             self._reasons[reporter] = text
         elif code == TIMEOUT:
-            self._kill(culprit, f"{who} kept the others waiting: {text}")
+            self._kill(culprit, f"{name} kept the others waiting: {text}")
 
     # Ends.
 
     def _who(self, rank: int) -> str:
-        return self._gone.get(rank) or self._members.who(rank)
+        return self._ended_names.get(rank) or self._members.who(rank)
 
     def _goes_on(self) -> bool:
         ending = self._job.ending
-        return ending.asked is None and ending.culprit() is None and self._job.failure is None
+        return ending.stop_signal is None and ending.culprit() is None and self._job.failure is None
 
     def started(self, rank: int) -> None:
         """Its process runs."""
@@ -130,7 +130,7 @@ class ElasticDriver(StaticDriver):
 
     def lost(self, rank: int) -> None:
         """It is lost with its host."""
-        self._ended(rank, LOST, gone=True)
+        self._ended(rank, LOST, lost=True)
 
     def unstarted(self, each: AgentLink, rank: int, code: int) -> None:
         """There is no process. At the job's start those after it in the order were not started either."""
@@ -139,14 +139,14 @@ class ElasticDriver(StaticDriver):
         if first:
             self._job.ending.living -= each.ranks - set(self._job.ending.pids)
 
-    def _ended(self, rank: int, code: int, gone: bool = False) -> None:
+    def _ended(self, rank: int, code: int, lost: bool = False) -> None:
         job, members = self._job, self._members
-        self._gone[rank] = self._who(rank)
+        self._ended_names[rank] = self._who(rank)
         job.drain(rank)
-        job.store.hear(rank)  # its last words come before its end
+        job.store.receive_from(rank)  # its last words come before its end
         words = job.console.last_words(rank) if code else ""
-        end = members.end_of(rank)._replace(code=code, gone=gone, reason=self._reasons.get(rank, ""))
-        text = f"{self._who(rank)} {'is lost with its host' if gone else elastic_process_end.text(code, end.training)}"
+        end = members.end_of(rank)._replace(code=code, with_host=lost, reason=self._reasons.get(rank, ""))
+        text = f"{self._who(rank)} {'is lost with its host' if lost else elastic_process_end.text(code, end.training)}"
         meaning = Meaning.FAILURE if code else Meaning.WELL
         if self._goes_on():
             meaning = elastic_process_end.judged(end, self._elastic.tolerated, self.preempted)
@@ -164,7 +164,7 @@ class ElasticDriver(StaticDriver):
             self._ended_early(rank, code, text, words, meaning is Meaning.UNUSED)
         else:
             self._failed(rank, code or UNKNOWN, text + words)
-        job.tell(f"{text} after {time.monotonic() - job.began:.2f} s")
+        job.log_verbose(f"{text} after {time.monotonic() - job.began:.2f} s")
         self._let_go()
 
     def _all_quit(self, quits: bool, others: int) -> bool:
@@ -188,7 +188,7 @@ class ElasticDriver(StaticDriver):
         self._late = self._late or (text, 128 - code if code < 0 else code or UNKNOWN)
         self._job.ending.living.discard(rank)
         if self._job.ending.living:  # else it is the last line
-            self._job.console.say(text)
+            self._job.console.announce(text)
         self._job.store.rank_ended(rank, text)
 
     def _ended_well(self, rank: int, code: int, text: str) -> None:
@@ -207,7 +207,7 @@ class ElasticDriver(StaticDriver):
         capacity.failed(name, now, new, unfit=new and rank not in starts.early)
         remedy = "" if self._finishing else capacity.remedy(name, now)
         if not (new and self._finishing):  # which have the order to end
-            self._job.console.say(blamed(f"{text}{words if new else ''}; the others go on{remedy}", code))
+            self._job.console.announce(blamed(f"{text}{words if new else ''}; the others go on{remedy}", code))
         self._job.store.rank_ended(rank, blamed(text, code))
 
     def _let_go(self) -> None:
@@ -219,7 +219,7 @@ class ElasticDriver(StaticDriver):
         if self._goes_on() and self._late is not None:
             self._job.fail(*self._late)
         if self._goes_on() and UNKEPT in self._codes:
-            self._job.fail(elastic_messages.UNKEPT, 128 + self._heard[0])
+            self._job.fail(elastic_messages.UNKEPT, 128 + self._signals[0])
         if self._goes_on() and not self._finishing and self._starts.capacity.hopeless():
             self._job.fail("no host is left to run on: all have failed too often [HVD423]", 1)
         if self._finishing or not self._goes_on():
@@ -227,11 +227,11 @@ class ElasticDriver(StaticDriver):
             self._job.order(do="release")
 
     def host_lost(self, each: AgentLink, why: str) -> None:
-        """Another host is heard of no more. Its living ranks follow by `lost`."""
+        """Another host is silent or lost. Its living ranks follow by `lost`."""
         if not self._goes_on():
             super().host_lost(each, why)
             return
-        self._job.console.say(f"host {each.name} is lost: {why} [HVD403]")
+        self._job.console.announce(f"host {each.name} is lost: {why} [HVD403]")
         self._starts.capacity.failed(each.name, time.monotonic(), False)
 
     # Preemption.
@@ -246,14 +246,14 @@ class ElasticDriver(StaticDriver):
         if number not in (signal.SIGTERM, signal.SIGUSR1) or not self._goes_on():
             return False
         if number == signal.SIGTERM:
-            if number in self._heard or not self._members.size_now():  # there is nothing to save before the first epoch
+            if number in self._signals or not self._members.size_now():  # nothing is to be saved before the first epoch
                 return False
             self._end_by = time.monotonic() + self._job.plan.graces.after(number) / 2
         if not self.preempted:
             when = "next" if self._members.size_now() else "first"
-            self._job.console.say(f"{process.signal_name(number)}: the ranks save at their {when} commit and end")
+            self._job.console.announce(f"{process.signal_name(number)}: the ranks save at their {when} commit and end")
             self._members.end()
-        self._heard.append(number)
+        self._signals.append(number)
         return True
 
     # Beginnings.

@@ -75,43 +75,43 @@ def add_flags(add: Callable[..., argparse.Action]) -> None:
 
 
 def of(
-    asked: argparse.Namespace, environ: Mapping[str, str], values: Mapping[str, Any], pause: Pause = time.sleep
+    args: argparse.Namespace, environ: Mapping[str, str], values: Mapping[str, Any], pause: Pause = time.sleep
 ) -> Elastic | None:
-    """None: the ranks stay. values: of options. pause: between answers of the script; it may raise. May set asked.hosts
-    and asked.np. Raises PlaceError."""
-    if not host_flags.come_and_go(asked):
+    """None: the ranks stay. values: of options. pause: between answers of the script; it may raise. May set args.hosts
+    and args.np. Raises PlaceError."""
+    if not host_flags.come_and_go(args):
         for name in _MORE:
-            if getattr(asked, name) is not None:
+            if getattr(args, name) is not None:
                 raise host_flags.PlaceError(
                     f"{_flag(name)} is for jobs whose ranks come and go: it needs --min-np, --max-np or "
                     "--host-discovery-script [HVD703]"
                 )
         return None
-    _refuse(asked, values["servers"])
-    terms = _terms(asked, environ, values)
+    _refuse(args, values["servers"])
+    terms = _terms(args, environ, values)
     low, high = (
         host_flags.number("--blacklist-cooldown-range", each, 0, "seconds")
-        for each in asked.blacklist_cooldown_range or COOLDOWN_S
+        for each in args.blacklist_cooldown_range or COOLDOWN_S
     )
     if low > high:
         raise host_flags.PlaceError(f"--blacklist-cooldown-range {low} {high}: LOW is more than HIGH [HVD704]")
-    slots = _number(asked, "slots_per_host", 1, "slots", 1)
+    slots = _number(args, "slots_per_host", 1, "slots", 1)
     starter = rsh.agent_of(environ) or ssh.Ssh(
-        host_flags.port_of("--ssh-port", asked.ssh_port), asked.ssh_identity, asked.ssh_options or []
+        host_flags.port_of("--ssh-port", args.ssh_port), args.ssh_identity, args.ssh_options or []
     )
-    also = host_flags.forwarded(asked, environ)
-    later = agent_startup.Gather(starter, host_flags.interfaces_of(asked), values["start_timeout"], also)
+    also = host_flags.forwarded(args, environ)
+    later = agent_startup.Gather(starter, host_flags.interfaces_of(args), values["start_timeout"], also)
     script = None
-    if asked.host_discovery_script is not None:
-        script = DiscoveryScript(asked.host_discovery_script, slots or 1, asked.script_folder)
-        listed = _first_offer(script, terms, not asked.dry, pause)
-        asked.hosts = ",".join(
+    if args.host_discovery_script is not None:
+        script = DiscoveryScript(args.host_discovery_script, slots or 1, args.script_folder)
+        listed = _first_offer(script, terms, not args.dry, pause)
+        args.hosts = ",".join(
             f"[{host.name}]:{host.slots}" if ":" in host.name else f"{host.name}:{host.slots}" for host in listed
         )
         room = sum(host.slots for host in listed)
         terms = terms._replace(np=terms.np or min(room, terms.max_np or room))
-        asked.np = str(min(terms.np, room))
-    return Elastic(terms, script, (), (float(low), float(high)), gather=later, tolerated=_tolerated(asked.tolerate))
+        args.np = str(min(terms.np, room))
+    return Elastic(terms, script, (), (float(low), float(high)), gather=later, tolerated=_tolerated(args.tolerate))
 
 
 def placed(elastic: Elastic | None, where: host_flags.RankPlacement) -> Elastic | None:
@@ -130,70 +130,70 @@ def placed(elastic: Elastic | None, where: host_flags.RankPlacement) -> Elastic 
 
 def with_again(
     plan: Plan,
-    asked: argparse.Namespace,
+    args: argparse.Namespace,
     environ: Mapping[str, str],
     options: Mapping[str, str],
     values: Mapping[str, Any],
 ) -> Plan:
-    """The plan, with what makes that of another attempt. asked: as on the command line."""
+    """The plan, with what makes that of another attempt. args: as on the command line."""
     if plan.elastic is None or plan.elastic.script is None:
         return plan
-    return plan._replace(again=partial(_again, plan, asked, environ, options, values))
+    return plan._replace(again=partial(_again, plan, args, environ, options, values))
 
 
 def _again(
     first: Plan,
-    asked: argparse.Namespace,
+    args: argparse.Namespace,
     environ: Mapping[str, str],
     options: Mapping[str, str],
     values: Mapping[str, Any],
     pause: Pause,
 ) -> Plan:
     """Of another attempt: the script is asked for the hosts of now. Raises PlaceError, and what pause raises."""
-    asked = argparse.Namespace(**vars(asked))
-    elastic = of(asked, environ, values, pause)
-    now = host_flags.of(asked, environ, options, values["start_timeout"])
+    args = argparse.Namespace(**vars(args))
+    elastic = of(args, environ, values, pause)
+    now = host_flags.of(args, environ, options, values["start_timeout"])
     return first._replace(
         slots=now.slots, here=now.here or "localhost", gather=now.gather, elastic=placed(elastic, now)
     )
 
 
-def _refuse(asked: argparse.Namespace, servers: int) -> None:
+def _refuse(args: argparse.Namespace, servers: int) -> None:
     """What does not go with ranks that come and go."""
-    given = next(_flag(name) for name in host_flags.ELASTIC if getattr(asked, name) is not None)
-    for flag, there in (("--nnodes", asked.nodes), ("--rdzv-endpoint", asked.endpoint), ("--mpi", asked.mpi)):
+    named = next(_flag(name) for name in host_flags.ELASTIC if getattr(args, name) is not None)
+    for flag, there in (("--nnodes", args.nodes), ("--rdzv-endpoint", args.endpoint), ("--mpi", args.mpi)):
         if there:
             raise host_flags.PlaceError(
-                f"not yet: {given} with {flag}: name hosts by -H or a discovery script [HVD246]"
+                f"not yet: {named} with {flag}: name hosts by -H or a discovery script [HVD246]"
             )
     if servers:
         raise host_flags.PlaceError(
-            f"not yet: {given} with --servers (HVDLITE_SERVERS): tables do not survive a change of ranks. Save them, "
+            f"not yet: {named} with --servers (HVDLITE_SERVERS): tables do not survive a change of ranks. Save them, "
             "and restart from the save (--max-restarts) [HVD246]"
         )
-    if asked.host_discovery_script is None:
-        if asked.slots_per_host is not None:
+    if args.host_discovery_script is None:
+        if args.slots_per_host is not None:
             raise host_flags.PlaceError(
                 "--slots-per-host needs --host-discovery-script, which names the hosts [HVD703]"
             )
         return
-    for flag, there in (("-H", asked.hosts), ("--hostfile", asked.hostfile), ("--nproc-per-node", asked.per_node)):
+    for flag, there in (("-H", args.hosts), ("--hostfile", args.hostfile), ("--nproc-per-node", args.per_node)):
         if there is not None:
             more = ": give --slots-per-host" if flag == "--nproc-per-node" else ": hosts come from one of them"
             raise host_flags.PlaceError(f"--host-discovery-script and {flag} exclude each other{more} [HVD703]")
 
 
-def _terms(asked: argparse.Namespace, environ: Mapping[str, str], values: Mapping[str, Any]) -> Terms:
+def _terms(args: argparse.Namespace, environ: Mapping[str, str], values: Mapping[str, Any]) -> Terms:
     """np is 0 where it is not known yet. Raises PlaceError."""
-    np = 0 if asked.np is None else host_flags.number("-np", asked.np, 1, "ranks")
-    least = _number(asked, "min_np", 1, "ranks", np or 1)
-    most = _number(asked, "max_np", 1, "ranks", None)
+    np = 0 if args.np is None else host_flags.number("-np", args.np, 1, "ranks")
+    least = _number(args, "min_np", 1, "ranks", np or 1)
+    most = _number(args, "max_np", 1, "ranks", None)
     assert least is not None
     _in_order(least, np or least, most, f"-np {np}" if np else f"--min-np {least}")
-    resets = _number(asked, "reset_limit", 0, "changes", None)
+    resets = _number(args, "reset_limit", 0, "changes", None)
     # A rank may be as busy as a collective may wait for it, unless the user has set a limit.
-    given = asked.rendezvous_timeout is not None or config.PREFIX + "RENDEZVOUS_TIMEOUT" in environ
-    limit = values["rendezvous_timeout"] if given else max(values["rendezvous_timeout"], values["collective_timeout"])
+    by_user = args.rendezvous_timeout is not None or config.PREFIX + "RENDEZVOUS_TIMEOUT" in environ
+    limit = values["rendezvous_timeout"] if by_user else max(values["rendezvous_timeout"], values["collective_timeout"])
     return Terms(least, most, np, values["elastic_timeout"], resets, limit)
 
 
@@ -229,13 +229,13 @@ def _first_offer(script: DiscoveryScript, terms: Terms, wait: bool, pause: Pause
                     f"{terms.timeout:g} s (--elastic-timeout): {have or trouble or 'no answer'} [HVD421]"
                 )
             if have != shown:
-                _say(f"--host-discovery-script offers {have}: waiting for {terms.min_np} slots (--min-np)")
+                _announce(f"--host-discovery-script offers {have}: waiting for {terms.min_np} slots (--min-np)")
                 shown = have
             _, news = script.turn(now)
             if script.broken:
                 raise DiscoveryError(coded("HVD708", news))
             if news:
-                _say(news)
+                _announce(news)
                 trouble = uncoded(news)
             pause(STEP_S)
             listed = script.latest
@@ -246,12 +246,12 @@ def _first_offer(script: DiscoveryScript, terms: Terms, wait: bool, pause: Pause
     return listed
 
 
-def _say(text: str) -> None:
+def _announce(text: str) -> None:
     print(f"hvdlite-run: {text}", file=sys.stderr, flush=True)
 
 
-def _number(asked: argparse.Namespace, name: str, least: int, what: str, default: int | None) -> int | None:
-    text = getattr(asked, name)
+def _number(args: argparse.Namespace, name: str, least: int, what: str, default: int | None) -> int | None:
+    text = getattr(args, name)
     return default if text is None else host_flags.number(_flag(name), text, least, what)
 
 

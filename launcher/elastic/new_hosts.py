@@ -1,6 +1,6 @@
 """Agents of hosts that join a running job, started in a thread beside the job's loop.
 
-A name that no server knows, a host that does not answer or refuses, takes its time and delays no rank: the loop hears
+A name that no server knows, a host that does not answer or refuses, takes its time and delays no rank: the loop learns
 of it when all is decided. Errors are reported, and the policy decides when the host is tried again.
 
 Sessions are started by posix_spawn there: a fork of a process with other threads must not run Python.

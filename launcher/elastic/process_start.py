@@ -69,7 +69,7 @@ class Starts:
             return
         _, trouble = script.turn(now)
         if trouble:
-            self._job.console.say(trouble)
+            self._job.console.announce(trouble)
         new = [host.name for host in script.latest if not self.capacity.knows(host.name)]
         for name in new:
             self.arrivals.look_up(name, self.capacity.look_up)
@@ -80,7 +80,7 @@ class Starts:
         if (offered := self.capacity.offer(known)) == self._offered:
             return
         self._offered = offered
-        self._job.console.say(elastic_messages.offers(offered))
+        self._job.console.announce(elastic_messages.offers(offered))
         for name in self.capacity.names():
             slots = self.capacity.slots(name)
             here = [m for m in self.members.living() if self.host_of[m] == name and not self.members.end_of(m).removed]
@@ -109,7 +109,7 @@ class Starts:
                 self._start(name, link)
 
     def _agents(self, name: str) -> list[AgentLink]:
-        """Of this host, that live and are to stay: one or none."""
+        """Of this host, alive and to stay: one or none."""
         agents = (each for each in self._job.links if each.name == name and each.alive)
         return [each for each in agents if each.pid is not None or each.number not in self._released]
 
@@ -144,9 +144,9 @@ class Starts:
     def _arrived(self, arrival: Arrival, now: float) -> None:
         """The agent of a host that comes later, or why there is none."""
         if not arrival.name:
-            self._job.console.say(arrival.trouble)
+            self._job.console.announce(arrival.trouble)
         elif arrival.link is None:
             self.capacity.unreached(arrival.name, now)
-            self._job.console.say(f"{arrival.trouble}{self.capacity.remedy(arrival.name, now)}")
+            self._job.console.announce(f"{arrival.trouble}{self.capacity.remedy(arrival.name, now)}")
         else:
             self._job.admit(arrival.link, arrival.sessions)

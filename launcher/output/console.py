@@ -152,12 +152,12 @@ class Console:
         for rank in self._traces.silent(now):
             self._show_trace(rank)
 
-    def say(self, text: str) -> None:
+    def announce(self, text: str) -> None:
         """The launcher's own words, on stderr."""
         if self._look.as_json:
             self._print([(2, words(text, time.time()))])
             return
-        self._say([Piece(f"hvdlite-run: {text}\n".encode("utf-8", "replace"), block=True)])
+        self._put_pieces([Piece(f"hvdlite-run: {text}\n".encode("utf-8", "replace"), block=True)])
 
     def last_words(self, rank: int) -> str:
         """What else is known of a rank that has failed: ` (last words: ValueError: boom)`, or nothing."""
@@ -180,10 +180,10 @@ class Console:
         if self._look.as_json:
             self._print([(2, words(headline, time.time(), last, rank))])
             return
-        self.say(headline)
+        self.announce(headline)
         if not shown and last:
             prefix = self._prefix(rank, 2)
-            self._say([Piece(b"".join(prefix + line + b"\n" for line in last), block=True)])
+            self._put_pieces([Piece(b"".join(prefix + line + b"\n" for line in last), block=True)])
 
     def close(self, give_up: Callable[[], bool]) -> None:
         """Waits until everything is written, or `give_up()` is true."""
@@ -198,7 +198,7 @@ class Console:
     def _each_writer(self) -> set[_Writer]:
         return {*self._writers.values(), self._archive} if self._files else set(self._writers.values())
 
-    def _say(self, pieces: list[Piece]) -> None:
+    def _put_pieces(self, pieces: list[Piece]) -> None:
         self._writers[2].put(2, self._screens[2].render("launcher", b"", pieces))
 
     def _note(self, text: str) -> None:

@@ -3,7 +3,7 @@
 The page is that of `hvdlite-trace serve`, in a process of its own that reads what the ranks write of their steps: the
 launcher only starts it, says where it is, and ends it. The folder is the one of --trace-dir; where there is none, one
 for this job alone, removed at the end. Ranks on other hosts write there too if all hosts see the folder; else the page
-says of whom it has nothing.
+says which ranks it has nothing of.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ def add_flags(add: Callable[..., argparse.Action]) -> None:
 
 @contextmanager
 def shown(
-    asked: argparse.Namespace, folder: str | None, options: Mapping[str, str]
+    args: argparse.Namespace, folder: str | None, options: Mapping[str, str]
 ) -> Iterator[tuple[str | None, Mapping[str, str]]]:
     """While the block runs: the page's address, None if not asked for; and the options, with what makes ranks write.
 
     folder: that of --trace-dir, if there is one. Raises DashboardError.
     """
-    if not asked.dashboard and asked.dashboard_port is None:
+    if not args.dashboard and args.dashboard_port is None:
         yield None, options
         return
-    port = asked.dashboard_port if asked.dashboard_port is not None else "0"
+    port = args.dashboard_port if args.dashboard_port is not None else "0"
     if not port.isdecimal() or int(port) > 65535:
         raise DashboardError(f"--dashboard-port {port}: a port is a number from 0 to 65535 [HVD718]")
     import shutil  # late: most jobs have no page, and every job has a start

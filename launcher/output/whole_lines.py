@@ -62,7 +62,7 @@ class WholeLines:
             rest = rest[LINE_MAX:]
         self._held[rank, stream] = rest
         for line in whole:
-            self._say(rank, stream, line.rstrip(b"\r").rpartition(b"\r")[2], now)
+            self._add_line(rank, stream, line.rstrip(b"\r").rpartition(b"\r")[2], now)
         return self.tick(now)
 
     def finish(self, rank: int, now: float) -> list[tuple[int, bytes]]:
@@ -70,7 +70,7 @@ class WholeLines:
         for stream in self._streams:
             rest = self._held.pop((rank, stream), b"")
             if rest:
-                self._say(rank, stream, rest.rstrip(b"\r").rpartition(b"\r")[2], now)
+                self._add_line(rank, stream, rest.rstrip(b"\r").rpartition(b"\r")[2], now)
         self._living.discard(rank)
         return self.tick(now)
 
@@ -97,7 +97,7 @@ class WholeLines:
         """Whether others may say it, too."""
         return self._fold and row.server is None and not self._living.issubset(row.ranks)
 
-    def _say(self, rank: int, stream: int, text: bytes, now: float) -> None:
+    def _add_line(self, rank: int, stream: int, text: bytes, now: float) -> None:
         last = self._joined.get(rank, -1)
         server = rank - self._servers.start if rank in self._servers else None
         alike = self._open.setdefault((stream, text, server), [])

@@ -1,1 +1,1 @@
-"""From flags to hosts and slots: where the ranks run, and who starts the agents there."""
+"""From flags to hosts and slots: where the ranks run, and what starts the agents there."""

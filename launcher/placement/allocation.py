@@ -27,7 +27,7 @@ from .host_flags import (
 )
 
 
-def placement(asked: argparse.Namespace, environ: Mapping[str, str], timeout: float) -> RankPlacement | None:
+def placement(args: argparse.Namespace, environ: Mapping[str, str], timeout: float) -> RankPlacement | None:
     """The placement in this allocation; None outside of any. Raises PlaceError or HostError."""
     found = scheduler.allocation(environ, hosts.read)
     if found is None:
@@ -37,10 +37,10 @@ def placement(asked: argparse.Namespace, environ: Mapping[str, str], timeout: fl
             f"srun has started hvdlite-run {scheduler.crowd(environ)} times, and each would start all ranks: start it "
             "once, without srun, or start the script without hvdlite-run: srun python ... [HVD711]"
         )
-    per_node = per_node_of(asked)
+    per_node = per_node_of(args)
     listed = found.hosts if per_node is None else [hosts.Host(host.name, per_node) for host in found.hosts]
     slots = sum(host.slots for host in listed)
-    size = slots if asked.np is None else number("-np", asked.np, 1, "ranks")
+    size = slots if args.np is None else number("-np", args.np, 1, "ranks")
     if len(listed) == 1 and is_here(listed[0].name):
         listed = [hosts.Host(listed[0].name, max(size, slots))]
     if size > sum(host.slots for host in listed):
@@ -50,13 +50,13 @@ def placement(asked: argparse.Namespace, environ: Mapping[str, str], timeout: fl
         )
     assigned = assign(listed, size)
     used = {slot.host for slot in assigned}
-    if len(used) == 1 and is_here(assigned[0].host) and not (come_and_go(asked) and len(listed) > 1):
+    if len(used) == 1 and is_here(assigned[0].host) and not (come_and_go(args) and len(listed) > 1):
         return RankPlacement(assigned, assigned[0].host, listed=listed)
-    return _elsewhere(asked, environ, timeout, found, assigned)._replace(listed=listed)
+    return _elsewhere(args, environ, timeout, found, assigned)._replace(listed=listed)
 
 
 def _elsewhere(
-    asked: argparse.Namespace,
+    args: argparse.Namespace,
     environ: Mapping[str, str],
     timeout: float,
     found: scheduler.Allocation,
@@ -69,12 +69,12 @@ def _elsewhere(
 
     here = None
     if found.title == "Slurm":  # srun starts them everywhere, also here
-        starter: Starter = slurm.Srun([host.name for host in found.hosts], apart=come_and_go(asked))
+        starter: Starter = slurm.Srun([host.name for host in found.hosts], apart=come_and_go(args))
     else:
         here = next((slot.host for slot in assigned if is_here(slot.host)), None)
-        port = port_of("--ssh-port", asked.ssh_port)
-        more = [*shlex.split(environ.get("OMPI_MCA_plm_rsh_args", "")), *(asked.ssh_options or [])]
-        starter = rsh.agent_of(environ, found.title) or ssh.Ssh(port, asked.ssh_identity, more)
-    gather = agent_startup.Gather(starter, interfaces_of(asked), timeout, forwarded(asked, environ))
+        port = port_of("--ssh-port", args.ssh_port)
+        more = [*shlex.split(environ.get("OMPI_MCA_plm_rsh_args", "")), *(args.ssh_options or [])]
+        starter = rsh.agent_of(environ, found.title) or ssh.Ssh(port, args.ssh_identity, more)
+    gather = agent_startup.Gather(starter, interfaces_of(args), timeout, forwarded(args, environ))
     way = dry_run.way(starter, [host.name for host in found.hosts if host.name != here])
     return RankPlacement(assigned, here, gather, way=way)

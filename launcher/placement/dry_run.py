@@ -26,15 +26,15 @@ def way(starter: Starter, names: Sequence[str]) -> str:
 
 def text(plan: Plan, way: str, also: Mapping[str, str]) -> str:
     """way: how other hosts are reached, in words. also: variables that all ranks get, whatever they are."""
-    given = rank_environment.inherited(plan.environ, plan.options, plan.slots, plan.as_horovod)
-    changed = {name: value for name, value in given.items() if plan.environ.get(name) != value}
+    inherited_environ = rank_environment.inherited(plan.environ, plan.options, plan.slots, plan.as_horovod)
+    changed = {name: value for name, value in inherited_environ.items() if plan.environ.get(name) != value}
     changed.update(also)
     changed.update(rank_environment.of_attempt(0, plan.max_restarts))
     if plan.over_mpi:
         lines = [f"command: {way} {shlex.join(plan.command)}", f"ranks: {len(plan.slots)}, placed by that MPI"]
         return "\n".join([*lines, f"all ranks: {_pairs(changed)}"])
     changed["WORLD_SIZE"] = str(len(plan.slots))
-    later = [*AT_START, *(() if torch_environment.given(plan.environ) else torch_environment.MASTER)]
+    later = [*AT_START, *(() if torch_environment.from_user(plan.environ) else torch_environment.MASTER)]
     lines = [f"command: {shlex.join(plan.command)}"]
     if way:
         lines.append(f"other hosts: {way}")

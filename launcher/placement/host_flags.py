@@ -77,28 +77,28 @@ def add_flags(add: Callable[..., argparse.Action]) -> None:
 
 
 def of(
-    asked: argparse.Namespace, environ: Mapping[str, str], options: Mapping[str, str], timeout: float
+    args: argparse.Namespace, environ: Mapping[str, str], options: Mapping[str, str], timeout: float
 ) -> RankPlacement:
     """Where the job runs. Raises PlaceError."""
-    rows = (asked.hosts is not None, asked.hostfile is not None, asked.nodes is not None or asked.endpoint is not None)
+    rows = (args.hosts is not None, args.hostfile is not None, args.nodes is not None or args.endpoint is not None)
     if sum(rows) > 1:
         raise PlaceError("-H, --hostfile and --nnodes exclude each other [HVD703]")
     try:
-        if asked.interfaces:
-            address.of_interfaces(interfaces_of(asked))  # one that is not there is a mistake, also where none is needed
-        if _nodes(asked) > 1:
-            return _rendezvous(asked, environ, options, timeout)
-        if sum(rows) == 0 and not asked.standalone:
+        if args.interfaces:
+            address.of_interfaces(interfaces_of(args))  # one that is not there is a mistake, also where none is needed
+        if _nodes(args) > 1:
+            return _rendezvous(args, environ, options, timeout)
+        if sum(rows) == 0 and not args.standalone:
             from . import allocation
 
-            given = allocation.placement(asked, environ, timeout)
-            if given is not None:
-                return given
-        return _listed(asked, environ, timeout)
+            found = allocation.placement(args, environ, timeout)
+            if found is not None:
+                return found
+        return _listed(args, environ, timeout)
     except (hosts.HostError, address.AddressError) as error:
         raise PlaceError(coded("HVD708", str(error))) from None
     except OSError as error:
-        raise PlaceError(f"--hostfile {asked.hostfile}: {error.strerror} [HVD708]") from None
+        raise PlaceError(f"--hostfile {args.hostfile}: {error.strerror} [HVD708]") from None
 
 
 def number(flag: str, text: str, least: int, what: str) -> int:
@@ -111,9 +111,9 @@ def number(flag: str, text: str, least: int, what: str) -> int:
     return value
 
 
-def come_and_go(asked: argparse.Namespace) -> bool:
+def come_and_go(args: argparse.Namespace) -> bool:
     """Whether ranks may come and go: any of the flags that make a job elastic is there."""
-    return any(getattr(asked, name) is not None for name in ELASTIC)
+    return any(getattr(args, name) is not None for name in ELASTIC)
 
 
 def port_of(flag: str, text: str | None) -> int | None:
@@ -123,10 +123,10 @@ def port_of(flag: str, text: str | None) -> int | None:
     return None if text is None else int(text)
 
 
-def forwarded(asked: argparse.Namespace, environ: Mapping[str, str]) -> dict[str, str]:
+def forwarded(args: argparse.Namespace, environ: Mapping[str, str]) -> dict[str, str]:
     """The variables of -x. Raises PlaceError for one that is not set."""
     found = {}
-    for word in asked.forward or []:
+    for word in args.forward or []:
         name, equals, value = word.partition("=")
         if not name:
             raise PlaceError(f"-x {word}: needs the name of a variable before its value [HVD719]")
@@ -136,34 +136,34 @@ def forwarded(asked: argparse.Namespace, environ: Mapping[str, str]) -> dict[str
     return found
 
 
-def per_node_of(asked: argparse.Namespace) -> int | None:
+def per_node_of(args: argparse.Namespace) -> int | None:
     """Ranks of one host by torchrun's flag."""
-    if asked.per_node is None:
+    if args.per_node is None:
         return None
-    if asked.per_node in ("gpu", "auto"):
+    if args.per_node in ("gpu", "auto"):
         devices = [name for name in os.listdir("/dev") if name.startswith("nvidia") and name[6:].isdigit()]
-        if devices or asked.per_node == "gpu":
+        if devices or args.per_node == "gpu":
             return number("--nproc-per-node gpu:", str(len(devices)), 1, "GPUs")
-    if asked.per_node in ("cpu", "auto"):
+    if args.per_node in ("cpu", "auto"):
         return os.cpu_count() or 1
-    return number("--nproc-per-node", asked.per_node, 1, "ranks")
+    return number("--nproc-per-node", args.per_node, 1, "ranks")
 
 
-def _listed(asked: argparse.Namespace, environ: Mapping[str, str], timeout: float) -> RankPlacement:
+def _listed(args: argparse.Namespace, environ: Mapping[str, str], timeout: float) -> RankPlacement:
     """Ranks on this host, or on hosts of a list."""
-    per_node = per_node_of(asked)
-    size = per_node if asked.np is None else number("-np", asked.np, 1, "ranks")
-    if asked.hostfile is not None:
-        listed = hosts.parse_hostfile(hosts.read(asked.hostfile), asked.hostfile)
-    elif asked.hosts is not None:
-        listed = hosts.parse_hosts(asked.hosts)
+    per_node = per_node_of(args)
+    size = per_node if args.np is None else number("-np", args.np, 1, "ranks")
+    if args.hostfile is not None:
+        listed = hosts.parse_hostfile(hosts.read(args.hostfile), args.hostfile)
+    elif args.hosts is not None:
+        listed = hosts.parse_hosts(args.hosts)
     elif size is None:
         raise PlaceError(
             "the number of ranks is missing: give -np N, for example: hvdlite-run -np 2 python train.py [HVD702]"
         )
     else:
         listed = [hosts.Host("localhost", size)]
-    if per_node is not None and asked.np is None and (asked.hosts or asked.hostfile):
+    if per_node is not None and args.np is None and (args.hosts or args.hostfile):
         listed, size = [hosts.Host(host.name, per_node) for host in listed], None
     own = [host for host in listed if is_here(host.name)]
     if len(own) == len(listed) and len(own) > 1:  # several names of this host
@@ -173,23 +173,23 @@ def _listed(asked: argparse.Namespace, environ: Mapping[str, str], timeout: floa
         listed = hosts.merged(listed, [host.name for host in own])
         own = [host for host in listed if host.name == own[0].name]
     total = sum(host.slots for host in listed)
-    if size is not None and size > total and asked.oversubscribe:
+    if size is not None and size > total and args.oversubscribe:
         listed = [hosts.Host(host.name, host.slots * -(-size // total)) for host in listed]
         own = [host for host in listed if own and host.name == own[0].name]
     slots = assign(listed, total if size is None else size)
     used = {slot.host for slot in slots}
     here = own[0].name if own and own[0].name in used else None
     if used == {here}:
-        if asked.interfaces:
-            address.of_interfaces(interfaces_of(asked))  # is there such a one? The job needs none
+        if args.interfaces:
+            address.of_interfaces(interfaces_of(args))  # is there such a one? The job needs none
         return RankPlacement(slots, here, listed=listed)
     from ..starters import agent_startup, rsh, ssh
     from . import dry_run
 
-    also = forwarded(asked, environ)
-    port = port_of("--ssh-port", asked.ssh_port)
-    starter = rsh.agent_of(environ) or ssh.Ssh(port, asked.ssh_identity, asked.ssh_options or [])
-    gather = agent_startup.Gather(starter, interfaces_of(asked), timeout, also)
+    also = forwarded(args, environ)
+    port = port_of("--ssh-port", args.ssh_port)
+    starter = rsh.agent_of(environ) or ssh.Ssh(port, args.ssh_identity, args.ssh_options or [])
+    gather = agent_startup.Gather(starter, interfaces_of(args), timeout, also)
     return RankPlacement(slots, here, gather, way=dry_run.way(starter, sorted(used - {here or ""})), listed=listed)
 
 
@@ -208,7 +208,7 @@ def assign(listed: Sequence[hosts.Host], size: int) -> list[hosts.Slot]:
     return hosts.assign(listed, size)
 
 
-def go_to(asked: argparse.Namespace, *variables: dict[str, str]) -> None:
+def go_to(args: argparse.Namespace, *variables: dict[str, str]) -> None:
     """The ranks start in this folder, or that of --wdir: is it there? Paths among variables mean this one.
 
     Raises PlaceError."""
@@ -216,20 +216,20 @@ def go_to(asked: argparse.Namespace, *variables: dict[str, str]) -> None:
         os.getcwd()
         for each in variables:
             each.update(config.absolute(each))
-        asked.script_folder = None
-        if asked.wdir is not None:
-            asked.script_folder = os.getcwd()  # of --host-discovery-script
+        args.script_folder = None
+        if args.wdir is not None:
+            args.script_folder = os.getcwd()  # of --host-discovery-script
             for name in ("hostfile", "folder", "ssh_identity"):  # as this folder has them
-                if getattr(asked, name) is not None:
-                    setattr(asked, name, os.path.abspath(getattr(asked, name)))
-            os.chdir(asked.wdir)
+                if getattr(args, name) is not None:
+                    setattr(args, name, os.path.abspath(getattr(args, name)))
+            os.chdir(args.wdir)
     except OSError as error:
-        folder = "the current folder" if asked.wdir is None else f"--wdir {asked.wdir}"
+        folder = "the current folder" if args.wdir is None else f"--wdir {args.wdir}"
         raise PlaceError(f"{folder} cannot be used: {error.strerror} [HVD707]") from None
 
 
-def interfaces_of(asked: argparse.Namespace) -> list[str]:
-    return [name for each in asked.interfaces or [] for name in each.split(",") if name]
+def interfaces_of(args: argparse.Namespace) -> list[str]:
+    return [name for each in args.interfaces or [] for name in each.split(",") if name]
 
 
 def is_here(name: str) -> bool:
@@ -241,13 +241,13 @@ def is_here(name: str) -> bool:
         return False  # ssh may know it by this name
 
 
-def _nodes(asked: argparse.Namespace) -> int:
-    if asked.standalone or asked.nodes is None:
+def _nodes(args: argparse.Namespace) -> int:
+    if args.standalone or args.nodes is None:
         return 1
-    low, colon, high = asked.nodes.partition(":")
+    low, colon, high = args.nodes.partition(":")
     if colon and low != high:
         raise PlaceError(
-            f"not yet: --nnodes {asked.nodes}: this version cannot train on a changing number of hosts [HVD246]"
+            f"not yet: --nnodes {args.nodes}: this version cannot train on a changing number of hosts [HVD246]"
         )
     nodes = number("--nnodes", low, 1, "hosts")
     if nodes > JOB_RANKS_MAX:
@@ -256,26 +256,26 @@ def _nodes(asked: argparse.Namespace) -> int:
 
 
 def _rendezvous(
-    asked: argparse.Namespace, environ: Mapping[str, str], options: Mapping[str, str], timeout: float
+    args: argparse.Namespace, environ: Mapping[str, str], options: Mapping[str, str], timeout: float
 ) -> RankPlacement:
     """One of several hosts on which the same command is given."""
     from ..starters import rendezvous
 
-    nodes = _nodes(asked)
-    if asked.endpoint is None and asked.master is None:
+    nodes = _nodes(args)
+    if args.endpoint is None and args.master is None:
         raise PlaceError("--nnodes needs the address of node 0: --rdzv-endpoint HOST:PORT [HVD713]")
-    if asked.backend not in (None, *_BACKENDS):
-        raise PlaceError(f"--rdzv-backend {asked.backend}: not supported: remove the flag [HVD713]")
-    host, port = _endpoint(asked)
-    slots = per_node_of(asked) or 1
-    if asked.np is not None:
-        size = number("-np", asked.np, nodes, "ranks, one for each host")
-        if asked.per_node is not None and size != nodes * slots or size % nodes:
+    if args.backend not in (None, *_BACKENDS):
+        raise PlaceError(f"--rdzv-backend {args.backend}: not supported: remove the flag [HVD713]")
+    host, port = _endpoint(args)
+    slots = per_node_of(args) or 1
+    if args.np is not None:
+        size = number("-np", args.np, nodes, "ranks, one for each host")
+        if args.per_node is not None and size != nodes * slots or size % nodes:
             raise PlaceError(
                 f"-np {size} does not match --nnodes {nodes}: remove it and give --nproc-per-node [HVD713]"
             )
         slots = size // nodes
-    node = None if asked.node is None else number("--node-rank", asked.node, 0, "nodes before it")
+    node = None if args.node is None else number("--node-rank", args.node, 0, "nodes before it")
     if node is not None and node >= nodes:
         raise PlaceError(
             f"--node-rank {node}: the {nodes} hosts of --nnodes have the numbers 0 to {nodes - 1} [HVD713]"
@@ -285,35 +285,35 @@ def _rendezvous(
     if node == 0 and not own:
         raise PlaceError(f"{host} ({', '.join(found)}) is not an address of this host, which is node 0 [HVD713]")
     first = node == 0 or (node is None and bool(own))
-    given = {**environ, **options}
+    merged = {**environ, **options}
     rdzv = rendezvous.Rendezvous(
         own[0] if first else found[0],
         port,
-        _secret(asked, environ),
+        _secret(args, environ),
         nodes,
         node,
         slots,
-        timeout if "HVDLITE_START_TIMEOUT" in given else RENDEZVOUS_S,
-        config.read({name: given[name] for name in ("HVDLITE_AGENT_TIMEOUT",) if name in given}).values[
+        timeout if "HVDLITE_START_TIMEOUT" in merged else RENDEZVOUS_S,
+        config.read({name: merged[name] for name in ("HVDLITE_AGENT_TIMEOUT",) if name in merged}).values[
             "agent_timeout"
         ],
     )
     assign([hosts.Host("localhost", slots)], slots)
-    also = {**options, **forwarded(asked, environ)}
+    also = {**options, **forwarded(args, environ)}
     if first:
         way = f"{nodes - 1} more join at {rdzv.ip}:{port} and get their ranks there; {slots} here"
         return RankPlacement((), os.uname().nodename, rendezvous.gather(rdzv), way=way)
     way = f"the launcher at {rdzv.ip}:{port} assigns the ranks of this host: {slots}"
 
     def join(command: Sequence[str]) -> int:
-        return rendezvous.join(rdzv, command, environ, also, asked.as_horovod)
+        return rendezvous.join(rdzv, command, environ, also, args.as_horovod)
 
     return RankPlacement((), None, None, join, way)
 
 
-def _endpoint(asked: argparse.Namespace) -> tuple[str, int]:
-    text = asked.endpoint if asked.endpoint is not None else asked.master
-    default = RENDEZVOUS_PORT if asked.endpoint is not None else MASTER_PORT
+def _endpoint(args: argparse.Namespace) -> tuple[str, int]:
+    text = args.endpoint if args.endpoint is not None else args.master
+    default = RENDEZVOUS_PORT if args.endpoint is not None else MASTER_PORT
     if text.startswith("["):
         host, _, port = text[1:].partition("]")
         port = port.lstrip(":")
@@ -321,11 +321,11 @@ def _endpoint(asked: argparse.Namespace) -> tuple[str, int]:
         host, port = text, ""
     else:
         host, _, port = text.partition(":")
-    port = port or asked.master_port
+    port = port or args.master_port
     return host, port_of("the port of --rdzv-endpoint", port or None) or default
 
 
-def _secret(asked: argparse.Namespace, environ: Mapping[str, str]) -> bytes:
+def _secret(args: argparse.Namespace, environ: Mapping[str, str]) -> bytes:
     """The key that all hosts were given, for this rendezvous."""
     import hmac
 
@@ -344,4 +344,4 @@ def _secret(asked: argparse.Namespace, environ: Mapping[str, str]) -> bytes:
             key = _secret_files.of_file(file or "")
     except (HvdOptionError, _secret_files.SecretError) as error:
         raise PlaceError(coded("HVD713", str(error))) from None
-    return hmac.digest(key, f"rendezvous {asked.rendezvous_id or ''}".encode(), "sha256")
+    return hmac.digest(key, f"rendezvous {args.rendezvous_id or ''}".encode(), "sha256")

@@ -75,53 +75,55 @@ class Carrier:
 
 
 def placement(
-    asked: argparse.Namespace,
+    args: argparse.Namespace,
     environ: Mapping[str, str],
     options: Mapping[str, str],
     forward: Mapping[str, str],
     timeout: float,
 ) -> RankPlacement:
     """Ranks that an mpirun starts. forward: variables that all ranks get, whatever they are. Raises UnderMpiError."""
-    rows = {"--nnodes": asked.nodes, "--node-rank": asked.node, "--rdzv-endpoint": asked.endpoint}
+    rows = {"--nnodes": args.nodes, "--node-rank": args.node, "--rdzv-endpoint": args.endpoint}
     for flag in (flag for flag, value in rows.items() if value is not None):
         raise UnderMpiError(
             f"{flag} does not work with --mpi, where mpirun starts the ranks: name the hosts with -H [HVD703]"
         )
     try:
-        listed, size, names = _hosts_and_size(asked, environ)
-        elsewhere = not _ELSEWHERE.isdisjoint((asked.mpi_args or "").replace("=", " ").split())
+        listed, size, names = _hosts_and_size(args, environ)
+        elsewhere = not _ELSEWHERE.isdisjoint((args.mpi_args or "").replace("=", " ").split())
         _check_size(size, listed[0].name if len(listed) == 1 and not elsewhere else None)
-        ssh = _ssh(asked)
+        ssh = _ssh(args)
         program, kind = _found(environ)
-        wanted = mpirun.Wanted(
+        mpirun_options = mpirun.MpirunOptions(
             size,
             listed,
             [],
-            args=asked.mpi_args or "",
-            binding=asked.binding,
-            tcp=asked.tcp,
-            interfaces=[name for each in asked.interfaces or [] for name in each.split(",") if name],
+            args=args.mpi_args or "",
+            binding=args.binding,
+            tcp=args.tcp,
+            interfaces=[name for each in args.interfaces or [] for name in each.split(",") if name],
             ssh=ssh,
-            per_node=per_node_of(asked),
-            oversubscribe=asked.oversubscribe,
+            per_node=per_node_of(args),
+            oversubscribe=args.oversubscribe,
             bridges=[name for _, name in socket.if_nameindex() if _BRIDGE.match(name)],
             route=_route(names),
             root=os.geteuid() == 0,
             parameters=[name.partition("_MCA_")[2] for name in environ if name.startswith(("OMPI_MCA_", "PRTE_MCA_"))],
         )
-        given = _environment(environ, {**options, **forward, **mpirun.variables(kind, wanted)}, listed, size)
-        passed = sorted([mpi_agent.ORDER, *rank_environment.forwarded(given, list(forward))])
-        words = mpirun.line(kind, program, wanted, passed)
+        job_environ = _environment(
+            environ, {**options, **forward, **mpirun.variables(kind, mpirun_options)}, listed, size
+        )
+        passed = sorted([mpi_agent.ORDER, *rank_environment.forwarded(job_environ, list(forward))])
+        words = mpirun.line(kind, program, mpirun_options, passed)
     except (mpirun.MpiError, hosts.HostError, PlaceError) as error:
         raise UnderMpiError(coded("HVD708", str(error))) from None
     others = [name for name in names if not hosts.is_this_host(name, os.uname().nodename)]
     alone = not others and bool(listed) and not elsewhere
     title = os.path.basename(program)
-    where = _Where(wanted.interfaces, others, alone)
+    where = _Where(mpirun_options.interfaces, others, alone)
 
     def gather(job: Plan, signals: Signals) -> RemoteHosts:
         return _gather(
-            job, signals, Carrier(title, [*words, sys.executable, "-c", mpi_agent.BOOT]), given, where, timeout
+            job, signals, Carrier(title, [*words, sys.executable, "-c", mpi_agent.BOOT]), job_environ, where, timeout
         )
 
     return RankPlacement(hosts.assign([hosts.Host("localhost", size)], size), None, gather, way=shlex.join(words))
@@ -164,7 +166,7 @@ def _gather(
     job: Plan,
     signals: Signals,
     carrier: Carrier,
-    given: Mapping[str, str],
+    job_environ: Mapping[str, str],
     where: _Where,
     timeout: float,
 ) -> RemoteHosts:
@@ -176,11 +178,11 @@ def _gather(
     except (address.AddressError, HvdInitError, OSError) as error:
         raise starter.StartError(coded("HVD715", str(error)), 2) from None
     order = {
-        **agent_startup.order(registration, secret, timeout, job.silence, given),
+        **agent_startup.order(registration, secret, timeout, job.silence, job_environ),
         "environ": {},
         "command": list(job.command),
     }
-    environ = {**given, mpi_agent.ORDER: json.dumps({**order, "as_horovod": job.as_horovod})}
+    environ = {**job_environ, mpi_agent.ORDER: json.dumps({**order, "as_horovod": job.as_horovod})}
     session = carrier.sessions([(rank, "") for rank in range(size)])[0]
     if job.verbose:
         print(f"hvdlite-run: {shlex.join(session.words)}", file=sys.stderr, flush=True)
@@ -222,23 +224,23 @@ def _slots(names: Mapping[int, str]) -> list[hosts.Slot]:
     return sorted(slots)
 
 
-def _ssh(asked: argparse.Namespace) -> list[str]:
+def _ssh(args: argparse.Namespace) -> list[str]:
     """Words for the ssh of an MPI. Raises PlaceError."""
-    words = [] if asked.ssh_port is None else ["-p", str(number("--ssh-port", asked.ssh_port, 1, "port"))]
-    words += [] if asked.ssh_identity is None else ["-i", asked.ssh_identity]
-    return words + [word for option in asked.ssh_options or [] for word in shlex.split(option)]
+    words = [] if args.ssh_port is None else ["-p", str(number("--ssh-port", args.ssh_port, 1, "port"))]
+    words += [] if args.ssh_identity is None else ["-i", args.ssh_identity]
+    return words + [word for option in args.ssh_options or [] for word in shlex.split(option)]
 
 
-def _hosts_and_size(asked: argparse.Namespace, environ: Mapping[str, str]) -> tuple[list[hosts.Host], int, list[str]]:
+def _hosts_and_size(args: argparse.Namespace, environ: Mapping[str, str]) -> tuple[list[hosts.Host], int, list[str]]:
     """The hosts to name (none: mpirun knows them), the number of ranks, and the names of hosts where they are known.
 
     Raises HostError, ValueError."""
-    size = None if asked.np is None else number("-np", asked.np, 1, "rank")
-    per_node = per_node_of(asked)
-    if asked.hostfile is not None:
-        listed = hosts.parse_hostfile(_read(asked.hostfile), asked.hostfile)
-    elif asked.hosts is not None:
-        listed = hosts.parse_hosts(asked.hosts)
+    size = None if args.np is None else number("-np", args.np, 1, "rank")
+    per_node = per_node_of(args)
+    if args.hostfile is not None:
+        listed = hosts.parse_hostfile(_read(args.hostfile), args.hostfile)
+    elif args.hosts is not None:
+        listed = hosts.parse_hosts(args.hosts)
     else:
         found = scheduler.allocation(environ, _read)
         if found is None and size is None and per_node is None:
@@ -252,7 +254,7 @@ def _hosts_and_size(asked: argparse.Namespace, environ: Mapping[str, str]) -> tu
         listed = found.hosts if found is not None else [hosts.Host("localhost", per_node or size or 1)]
     listed = listed if per_node is None else [hosts.Host(host.name, per_node) for host in listed]
     size = size or sum(host.slots for host in listed)
-    if not asked.oversubscribe:
+    if not args.oversubscribe:
         hosts.assign(listed, size)  # do they fit?
     return listed, size, [host.name for host in listed]
 
@@ -317,14 +319,14 @@ def _environment(
     size: int,
 ) -> dict[str, str]:
     """What the ranks start with."""
-    given = {**environ, **options, "PYTHONUNBUFFERED": "1"}
+    job_environ = {**environ, **options, "PYTHONUNBUFFERED": "1"}
     for name in torch_environment.RANK_VARIABLES:
-        given.pop(name, None)  # the assignment in another launcher's job; that MPI sets its own
+        job_environ.pop(name, None)  # the assignment in another launcher's job; that MPI sets its own
     for option in config.OPTIONS:
         if option.scope == "rank":
-            given.pop(option.variable, None)
+            job_environ.pop(option.variable, None)
         if option.alias_variable is not None and (option.scope == "rank" or option.variable in options):
-            given.pop(option.alias_variable, None)
+            job_environ.pop(option.alias_variable, None)
     if size > max(1, len(listed)):
-        given.setdefault("OMP_NUM_THREADS", "1")  # as torchrun: ranks that share a host do not fight for its CPUs
-    return given
+        job_environ.setdefault("OMP_NUM_THREADS", "1")  # as torchrun: ranks of a host do not fight for its CPUs
+    return job_environ

@@ -67,14 +67,16 @@ class Gather:
         environ.update(self.also)
         if plan.as_horovod:
             rank_environment.put_horovod_in_front(environ)
-        given = order(registration, secret, self.timeout, plan.silence, environ)
-        given["command"] = list(plan.command)
+        start_order = order(registration, secret, self.timeout, plan.silence, environ)
+        start_order["command"] = list(plan.command)
         try:
-            under_way = Start(self.starter, hosts, registration, given, plan.environ, signals, self.timeout, start)
-            links = under_way.run()
+            start_in_progress = Start(
+                self.starter, hosts, registration, start_order, plan.environ, signals, self.timeout, start
+            )
+            links = start_in_progress.run()
         finally:
             registration.close()
-        return links, under_way.running, given["address"][0]
+        return links, start_in_progress.running, start_order["address"][0]
 
 
 def order(

@@ -1,4 +1,4 @@
-"""Agent of one rank, started by the mpirun of `hvdlite-run --mpi` in the rank's place.
+"""Agent of one rank, which the mpirun of `hvdlite-run --mpi` starts instead of the rank.
 
 The mpirun carries ranks to their hosts and tells them of their MPI; an agent between it and the rank does what agents
 do elsewhere: it brings the rank's output to the launcher in whole, reports how the rank ended, and leaves nothing
@@ -12,7 +12,7 @@ before it reports the rank's end.
 
 What it has started is a process of its own, the carrier, above the agent and its guard (agent/guard.py): an MPI_Abort
 kills that (mpi4py calls it for an uncaught exception), and nothing else. The agent goes on as long as the launcher is
-there, which hears the rank's last words and its exit code, and decides when the ranks end (starter_sessions.py).
+there, which gets the rank's last words and its exit code, and decides when the ranks end (starter_sessions.py).
 
 The order comes in a variable, since an mpirun passes stdin on to one rank at most, and values of variables are in no
 argument list. Ranks do not inherit it: their rendezvous is over MPI, and needs no secret of the launcher.
@@ -56,7 +56,7 @@ class _Carried(Agent):
         control: socket.socket,
         output: socket.socket,
         stdin: int,
-        given: Mapping[str, Any],
+        common: Mapping[str, Any],
         hangup: int,
         stays: bool,
         sessions: tuple[framing.Session, framing.Session],
@@ -65,36 +65,38 @@ class _Carried(Agent):
         self._near.setblocking(False)
         self._far.set_inheritable(True)  # nothing but the rank is started here
         name = f"{self._far.fileno()}:{os.fstat(self._far.fileno()).st_ino}"
-        environ = {**given["environ"], f"{config.PREFIX}AGENT": name}
-        super().__init__(control, output, stdin, {**given, "environ": environ}, hangup, stays, sessions)
+        environ = {**common["environ"], f"{config.PREFIX}AGENT": name}
+        super().__init__(control, output, stdin, {**common, "environ": environ}, hangup, stays, sessions)
         self._rank_reader = framing.FrameReader(framing.Session())
         self._numbers: list[int] = []  # of the launcher's ranks, by their ranks in the job that they have made
-        self._selector.register(self._near, selectors.EVENT_READ, self._hear)
+        self._selector.register(self._near, selectors.EVENT_READ, self._receive)
 
-    def _hear(self) -> None:
+    def _receive(self) -> None:
         """What the rank reports of the end of the job."""
         try:
             while self._near.fileno() >= 0:
                 for kind, body in self._rank_reader.feed(self._near.recv(READ_BYTES)):
                     if kind == framing.JOIN:
                         self._numbers = [int(number) for number in json.loads(body)]
-                        self._tell({"what": "joined"})
+                        self._report({"what": "joined"})
                     elif kind in (framing.LEAVING, framing.BYE):
-                        self._tell({"what": "left job"})
+                        self._report({"what": "left job"})
                     elif kind == framing.ABORT:
                         culprit, code, text = framing.unpack_end(body)
                         known = 0 <= culprit < len(self._numbers)
-                        self._tell({"what": "aborted", "record": [self._numbers[culprit] if known else -1, code, text]})
+                        self._report(
+                            {"what": "aborted", "record": [self._numbers[culprit] if known else -1, code, text]}
+                        )
         except BlockingIOError:
             pass
         except (OSError, ValueError, TypeError, RecursionError):  # the writer is no rank
             self._selector.unregister(self._near)
             self._near.close()
 
-    def _tell(self, news: dict[str, Any]) -> None:
+    def _report(self, news: dict[str, Any]) -> None:
         if news["what"] == "ended":
-            self._hear()
-        super()._tell(news)
+            self._receive()
+        super()._report(news)
 
     def _signalled(self, numbers: bytes) -> None:
         pass
@@ -104,7 +106,7 @@ class _Carried(Agent):
         self._hangup = -1
 
 
-def main(given: dict[str, Any]) -> int:
+def main(order: dict[str, Any]) -> int:
     """What an mpirun has started, from start to end. Returns its exit code."""
     ends, here = os.pipe()  # with the carrier
     process.become_subreaper()
@@ -122,15 +124,15 @@ def main(given: dict[str, Any]) -> int:
     if rank is None:
         print(f"the launcher sets none of {', '.join(_RANKS)}: this MPI is not supported [HVD106]", file=sys.stderr)
         return LOST
-    given.update(host=int(rank), environ=environ)
-    if given["as_horovod"]:
+    order.update(host=int(rank), environ=environ)
+    if order["as_horovod"]:
         rank_environment.put_horovod_in_front(environ)
-    return abs(guard.guarded(partial(_serve, given), ends))
+    return abs(guard.guarded(partial(_serve, order), ends))
 
 
-def _serve(given: dict[str, Any], hangup: int) -> int:
+def _serve(order: dict[str, Any], hangup: int) -> int:
     try:
-        remote_agent.serve(given, hangup, stays=True, secret_for_ranks=False, kind=_Carried)
+        remote_agent.serve(order, hangup, stays=True, secret_for_ranks=False, kind=_Carried)
     except registration.ReportError as error:
         print(error, file=sys.stderr)
         return LOST

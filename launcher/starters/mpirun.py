@@ -34,7 +34,7 @@ class Kind(NamedTuple):
     major: int
 
 
-class Wanted(NamedTuple):
+class MpirunOptions(NamedTuple):
     """What the command line asks for."""
 
     size: int
@@ -78,24 +78,26 @@ def kind_of(output: str) -> Kind | None:
     return None
 
 
-def line(kind: Kind, program: str, wanted: Wanted, names: Sequence[str]) -> list[str]:
+def line(kind: Kind, program: str, options: MpirunOptions, names: Sequence[str]) -> list[str]:
     """The command line. names: of the variables that all ranks get. Raises MpiError."""
     try:
-        own = shlex.split(wanted.args)
-        binding = None if wanted.binding is None else shlex.split(wanted.binding)
+        own = shlex.split(options.args)
+        binding = None if options.binding is None else shlex.split(options.binding)
     except ValueError as error:
-        raise MpiError(f"--mpi-args or --binding-args: {error} in {wanted.args or wanted.binding!r} [HVD704]") from None
+        raise MpiError(
+            f"--mpi-args or --binding-args: {error} in {options.args or options.binding!r} [HVD704]"
+        ) from None
     make = _open_mpi if kind.family == OPEN_MPI else _hydra
-    return [program, *make(kind, wanted, own, binding, names), *own, *wanted.command]
+    return [program, *make(kind, options, own, binding, names), *own, *options.command]
 
 
-def variables(kind: Kind, wanted: Wanted) -> dict[str, str]:
+def variables(kind: Kind, options: MpirunOptions) -> dict[str, str]:
     """The variables that configure this MPI."""
-    environ = {"NCCL_IB_DISABLE": "1"} if wanted.tcp else {}
+    environ = {"NCCL_IB_DISABLE": "1"} if options.tcp else {}
     if kind.family != OPEN_MPI:
-        if wanted.tcp:
+        if options.tcp:
             environ.update({"FI_PROVIDER": "tcp", "UCX_TLS": "tcp,self,sm"})
-        ssh = shlex.join(wanted.ssh)
+        ssh = shlex.join(options.ssh)
         if ssh:
             environ[
                 "HYDRA_LAUNCHER_EXTRA_ARGS" if kind.family == MPICH else "I_MPI_HYDRA_BOOTSTRAP_EXEC_EXTRA_ARGS"
@@ -115,61 +117,61 @@ def joined(words: Sequence[str]) -> list[str]:
 
 
 def _open_mpi(
-    kind: Kind, wanted: Wanted, own: Sequence[str], binding: Sequence[str] | None, names: Sequence[str]
+    kind: Kind, options: MpirunOptions, own: Sequence[str], binding: Sequence[str] | None, names: Sequence[str]
 ) -> list[str]:
     """The words of Open MPI. A parameter that the user sets is not set twice."""
     five = kind.major >= 5
-    words = ["--allow-run-as-root"] if wanted.root else []
-    words += ["-np", str(wanted.size)]
-    if wanted.hosts:
-        words += ["-H", ",".join(f"{host.name}:{host.slots}" for host in wanted.hosts)]
-    by = "slot" if wanted.per_node is None else f"ppr:{wanted.per_node}:node"
+    words = ["--allow-run-as-root"] if options.root else []
+    words += ["-np", str(options.size)]
+    if options.hosts:
+        words += ["-H", ",".join(f"{host.name}:{host.slots}" for host in options.hosts)]
+    by = "slot" if options.per_node is None else f"ppr:{options.per_node}:node"
     words += ["--bind-to", "none", "--map-by", by] if binding is None else binding
-    words += ["--oversubscribe"] if wanted.oversubscribe else []
+    words += ["--oversubscribe"] if options.oversubscribe else []
     parameters = {}
-    if wanted.tcp:
+    if options.tcp:
         parameters = {"pml": "ob1", "btl": f"self,{'sm' if five else 'vader'},tcp"}
     elif kind.major in (3, 4):
         parameters["btl"] = "^openib"  # it warns on every host that has no such device
-    if wanted.interfaces:
-        listed = ",".join(wanted.interfaces)
+    if options.interfaces:
+        listed = ",".join(options.interfaces)
         parameters.update({"btl_tcp_if_include": listed, "oob_tcp_if_include": listed})
-    elif wanted.bridges and len(wanted.hosts) != 1:
-        listed = ",".join(["127.0.0.0/8", *wanted.bridges])
+    elif options.bridges and len(options.hosts) != 1:
+        listed = ",".join(["127.0.0.0/8", *options.bridges])
         parameters.update({"btl_tcp_if_exclude": listed, "oob_tcp_if_exclude": listed})
-    ssh = shlex.join(wanted.ssh)
+    ssh = shlex.join(options.ssh)
     if ssh:
         parameters["plm_rsh_args"] = ssh
     for name, value in parameters.items():
-        if not {name, name.replace("_exclude", "_include")}.intersection([*own, *wanted.parameters]):
+        if not {name, name.replace("_exclude", "_include")}.intersection([*own, *options.parameters]):
             words += ["--mca", name, value]
-    if len(wanted.hosts) != 1:
-        given = {own[i + 1].partition("=")[0] for i, word in enumerate(own[:-1]) if word == "-x"}
+    if len(options.hosts) != 1:
+        named = {own[i + 1].partition("=")[0] for i, word in enumerate(own[:-1]) if word == "-x"}
         for name in names:
-            if _NAME.fullmatch(name) and name not in given:
+            if _NAME.fullmatch(name) and name not in named:
                 words += ["-x", name]
     return words
 
 
 def _hydra(
-    kind: Kind, wanted: Wanted, own: Sequence[str], binding: Sequence[str] | None, names: Sequence[str]
+    kind: Kind, options: MpirunOptions, own: Sequence[str], binding: Sequence[str] | None, names: Sequence[str]
 ) -> list[str]:
     """The words of MPICH's and Intel's hydra, which passes on the whole environment by itself."""
-    words = ["-n", str(wanted.size)]
-    if wanted.hosts:
+    words = ["-n", str(options.size)]
+    if options.hosts:
         intel = kind.family == INTEL
-        if intel and len({host.slots for host in wanted.hosts}) > 1:
+        if intel and len({host.slots for host in options.hosts}) > 1:
             raise MpiError(
                 "Intel MPI takes hosts with different numbers of ranks from a file only: give "
                 "--mpi-args='-machinefile FILE' (lines like a:4), and remove -H [HVD716]"
             )
-        names_of = [host.name if intel else f"{host.name}:{host.slots}" for host in wanted.hosts]
-        words += ["-hosts", ",".join(names_of), *(["-ppn", str(wanted.hosts[0].slots)] if intel else [])]
-    elif wanted.per_node is not None:
-        words += ["-ppn", str(wanted.per_node)]
+        names_of = [host.name if intel else f"{host.name}:{host.slots}" for host in options.hosts]
+        words += ["-hosts", ",".join(names_of), *(["-ppn", str(options.hosts[0].slots)] if intel else [])]
+    elif options.per_node is not None:
+        words += ["-ppn", str(options.per_node)]
     words += [] if binding is None else binding
-    if len(wanted.interfaces) > 1:
-        raise MpiError(f"{kind.family} takes one network interface, not {', '.join(wanted.interfaces)} [HVD716]")
-    led_astray = wanted.bridges and wanted.route and len(wanted.hosts) > 1 and "-iface" not in own
-    chosen = wanted.interfaces or ([str(wanted.route)] if led_astray else [])
+    if len(options.interfaces) > 1:
+        raise MpiError(f"{kind.family} takes one network interface, not {', '.join(options.interfaces)} [HVD716]")
+    led_astray = options.bridges and options.route and len(options.hosts) > 1 and "-iface" not in own
+    chosen = options.interfaces or ([str(options.route)] if led_astray else [])
     return words + [word for name in chosen for word in ("-iface", name)]

@@ -28,7 +28,7 @@ from ..control import registration
 from ..control.ending import LOST
 
 
-def main(given: dict[str, Any]) -> int:
+def main(order: dict[str, Any]) -> int:
     """An agent that ssh or srun has started, from start to end. Returns its exit code."""
     hangup = os.dup(0)
     null = os.open(os.devnull, os.O_RDWR)
@@ -36,23 +36,23 @@ def main(given: dict[str, Any]) -> int:
         os.dup2(null, standard)
     os.close(null)
     environ = config.environ()
-    if given["host"] is None:  # started by srun with others
-        given["host"] = given["hosts"][int(environ["SLURM_NODEID"])]
-    given["environ"] = {**rank_environment.of_host(environ), **given["environ"]}
-    code = guard.guarded(partial(_serve, given), hangup)
+    if order["host"] is None:  # started by srun with others
+        order["host"] = order["hosts"][int(environ["SLURM_NODEID"])]
+    order["environ"] = {**rank_environment.of_host(environ), **order["environ"]}
+    code = guard.guarded(partial(_serve, order), hangup)
     return code if code >= 0 else LOST
 
 
-def _serve(given: Mapping[str, Any], hangup: int) -> int:
+def _serve(order: Mapping[str, Any], hangup: int) -> int:
     try:
-        return serve(given, hangup)[0]
+        return serve(order, hangup)[0]
     except registration.ReportError as error:
         print(error, file=sys.stderr)
         return LOST
 
 
 def serve(
-    given: Mapping[str, Any],
+    order: Mapping[str, Any],
     hangup: int,
     stays: bool = False,
     slots: int = 0,
@@ -62,37 +62,37 @@ def serve(
     """Reports and is the agent until the job is over; the exit code, and whether the job is to be tried again. Raises
     registration.ReportError.
 
-    given: secret, address, timeout, silence, host, command, cwd and environ; without a command this host is only
+    order: secret, address, timeout, silence, host, command, cwd and environ; without a command this host is only
     examined (diagnostics/doctor.py). hangup: that of agent/guard.py. stays: see Agent. slots: for ranks here, where the
     launcher does not know. kind: the agent to be.
     """
-    secret = bytes.fromhex(given["secret"])
-    examined = "command" not in given
-    problem, code = (None, 0) if examined else _problem(given)
+    secret = bytes.fromhex(order["secret"])
+    examined = "command" not in order
+    problem, code = (None, 0) if examined else _problem(order)
     hello = {
         "version": __version__,
-        "host": given["host"],
+        "host": order["host"],
         "name": socket.gethostname(),
         "problem": problem,
         "code": code,
         "slots": slots,
-        "nodes": given.get("nodes"),
+        "nodes": order.get("nodes"),
         "id": os.urandom(8).hex(),
-        "silence": given["silence"],
-        "machine": given.get("machine"),
+        "silence": order["silence"],
+        "machine": order.get("machine"),
         "torch_port": torch_environment.free_port(),
     }
-    deadline = time.monotonic() + given["timeout"]
+    deadline = time.monotonic() + order["timeout"]
     streams, sessions = {}, {}
     for stream in (registration.CONTROL, registration.OUTPUT):
         streams[stream], sessions[stream] = registration.report(
-            (given["address"][0], given["address"][1]),
+            (order["address"][0], order["address"][1]),
             secret,
             {**hello, "stream": stream},
             deadline,
-            gone=lambda: _ended(hangup),
+            given_up=lambda: _ended(hangup),
         )
-        registration.keep_watch(streams[stream], stream == registration.CONTROL, given["silence"])
+        registration.keep_watch(streams[stream], stream == registration.CONTROL, order["silence"])
     guard.lend(hangup, streams[registration.CONTROL])
     process.rename(b"hvdlite-agent")
     if examined:
@@ -102,16 +102,16 @@ def serve(
         return 0, False
     process.become_subreaper()
     started = {
-        "command": given["command"],
-        "cwd": given["cwd"],
-        "environ": {**given["environ"], **(rank_environment.secret_of(secret) if secret_for_ranks else {})},
+        "command": order["command"],
+        "cwd": order["cwd"],
+        "environ": {**order["environ"], **(rank_environment.secret_of(secret) if secret_for_ranks else {})},
     }
     control, output = registration.CONTROL, registration.OUTPUT
     agent = kind(
         streams[control],
         streams[output],
         stdin=-1,
-        given=started,
+        common=started,
         hangup=hangup,
         stays=stays,
         sessions=(sessions[control], sessions[output]),
@@ -123,13 +123,13 @@ def serve(
     return agent.code if agent.code is not None else LOST if agent.orphan else 0, agent.again
 
 
-def _problem(given: Mapping[str, Any]) -> tuple[str | None, int]:
+def _problem(order: Mapping[str, Any]) -> tuple[str | None, int]:
     """What stands in the way of the ranks here, and the exit code that this gives."""
-    if not os.path.isdir(given["cwd"]):
-        return f"there is no folder {given['cwd']} (ranks start in the folder that the launcher is in)", 1
-    command = given["command"][0]
-    folder = given["cwd"] if os.sep in command and not os.path.isabs(command) else ""
-    if shutil.which(os.path.join(folder, command), path=given["environ"].get("PATH", os.defpath)) is None:
+    if not os.path.isdir(order["cwd"]):
+        return f"there is no folder {order['cwd']} (ranks start in the folder that the launcher is in)", 1
+    command = order["command"][0]
+    folder = order["cwd"] if os.sep in command and not os.path.isabs(command) else ""
+    if shutil.which(os.path.join(folder, command), path=order["environ"].get("PATH", os.defpath)) is None:
         return f"{command}: command not found", process.NOT_FOUND
     return None, 0
 

@@ -120,7 +120,7 @@ def join(
     base = rank_environment.inherited(environ, options, hosts.assign([hosts.Host("", rdzv.slots)], rdzv.slots))
     if as_horovod:
         rank_environment.put_horovod_in_front(base)
-    given = {
+    order = {
         "secret": rdzv.secret.hex(),
         "address": (rdzv.ip, rdzv.port),
         "timeout": rdzv.timeout,
@@ -132,7 +132,7 @@ def join(
         "cwd": os.getcwd(),
         "environ": base,
     }
-    code = guard.guarded(partial(_serve, rdzv, given))
+    code = guard.guarded(partial(_serve, rdzv, order))
     if code >= 0:
         return code
     if -code in FORWARDED:
@@ -145,13 +145,13 @@ def join(
     return LOST
 
 
-def _serve(rdzv: Rendezvous, given: Mapping[str, Any], hangup: int) -> int:
+def _serve(rdzv: Rendezvous, order: Mapping[str, Any], hangup: int) -> int:
     where = f"{rdzv.ip}:{rdzv.port}"
     try:
         again = True
         while again:
             _end_by_signals()
-            code, again = remote_agent.serve(given, hangup, stays=True, slots=rdzv.slots)
+            code, again = remote_agent.serve(order, hangup, stays=True, slots=rdzv.slots)
     except registration.ReportError as error:
         text, code = str(error), code_of(str(error))
         if code == "HVD110":

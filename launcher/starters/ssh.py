@@ -58,8 +58,8 @@ class Ssh:
         except address.AddressError:
             import subprocess  # late: slow to import
 
-            asked = subprocess.run([*self._words, "-G", "--", name], capture_output=True, text=True, check=False)
-            real = re.search(r"^hostname (\S+)$", asked.stdout, re.MULTILINE)
+            answer = subprocess.run([*self._words, "-G", "--", name], capture_output=True, text=True, check=False)
+            real = re.search(r"^hostname (\S+)$", answer.stdout, re.MULTILINE)
             if real is None or real[1] == name:
                 raise
             return address.resolve(real[1])

@@ -75,10 +75,10 @@ class Starter(Protocol):
 class StartError(Exception):
     """No rank was started; the text says why, a line for each host. `code` is the launcher's exit code."""
 
-    def __init__(self, text: str, code: int = 1, asked: bool = False) -> None:
+    def __init__(self, text: str, code: int = 1, by_signal: bool = False) -> None:
         super().__init__(text)
         self.code = code
-        self.asked = asked  # by a signal
+        self.by_signal = by_signal
 
 
 class Running:
@@ -167,7 +167,7 @@ class Start:
         starter: Starter,
         hosts: Sequence[tuple[int, str]],
         registration: Registration,
-        given: Mapping[str, Any],
+        order: Mapping[str, Any],
         environ: Mapping[str, str],
         signals: Signals,
         timeout: float,
@@ -184,7 +184,7 @@ class Start:
         self.running: list[Running] = []
         for session in starter.sessions(hosts):
             alone = session.hosts[0] if len(session.hosts) == 1 else None
-            line = json.dumps({**given, "host": alone, "hosts": session.hosts}).encode() + b"\n"
+            line = json.dumps({**order, "host": alone, "hosts": session.hosts}).encode() + b"\n"
             self.running.append(Running(session, line, start))
 
     def run(self) -> list[AgentLink]:
@@ -255,12 +255,12 @@ class Start:
             if key.fileobj is self._registration:
                 for arrival in self._registration.turn():
                     self._arrive(arrival)
-                self._tell_of_refused()
+                self._report_refused()
             elif key.fileobj is self._signals:
                 for number in self._signals.read():
                     if number in ENDING:
                         text = f"{process.signal_name(number)} while the hosts were started"
-                        raise StartError(coded("HVD715", text), 128 + number, asked=True)
+                        raise StartError(coded("HVD715", text), 128 + number, by_signal=True)
             elif events & selectors.EVENT_WRITE:
                 key.data.feed()
                 if not key.data.unsent:
@@ -268,7 +268,7 @@ class Start:
             elif key.data.listen() is None:
                 self._ended(key.data)
 
-    def _tell_of_refused(self) -> None:
+    def _report_refused(self) -> None:
         """Hosts that come by themselves and have another secret: at once, since the others are waited for longer."""
         for text in list(self._registration.refused.values())[self._printed :]:
             self._printed += 1

@@ -32,7 +32,7 @@ class Sessions:
         self._over: tuple[float, str, int] | None = None  # an MPI's launcher has ended the ranks: act then, text, code
 
     def admit(self, session: Running) -> None:
-        """One more, which is heard from now on."""
+        """One more, whose output is read from now on."""
         self._running.append(session)
         if session.output >= 0:
             self._job.watch(session.output, partial(self._listen, session))
@@ -56,7 +56,7 @@ class Sessions:
         if self._over is None or (now < self._over[0] and self._job.ending.living):
             return
         (_, text, code), self._over = self._over, None
-        if self._job.ending.asked is None and self._job.ending.abort is None:
+        if self._job.ending.stop_signal is None and self._job.ending.abort is None:
             self._job.fail(text, code)
             self._job.send(KILL)
 
@@ -67,7 +67,7 @@ class Sessions:
             names = title or ", ".join(each.name for each in self._led_to(session))
             over = all(each.done or not each.alive for each in job.links)  # an MPI speaks of its agents' ends then
             for line in () if over else chunk.decode(errors="replace").splitlines():
-                job.console.say(f"{names}: {line}")
+                job.console.announce(f"{names}: {line}")
             return
         job.watch_no_more(session.output)
         if title:  # its agents are there still

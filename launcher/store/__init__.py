@@ -1,1 +1,1 @@
-"""The store, at which ranks meet: a TCP server, and its books of who is in the job."""
+"""The store: the TCP server of the ranks' rendezvous, and the membership of the job."""

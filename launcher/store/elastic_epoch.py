@@ -5,8 +5,8 @@ connection that ends without a BYE waits `SILENCE_S`, since the launcher will mo
 
 Two living ranks that cannot reach each other would join again and fail again for ever. The first report of a lost rank
 is kept for two epochs; `cut` finds such a pair. Later reports, and all reports of an epoch of which a member has ended,
-do not count: ranks that leave because of it look like lost ones to their neighbours. Messages go out through `tell`;
-time is what `clock` says.
+do not count: ranks that leave because of it look like lost ones to their neighbours. Frames leave by `send_frame`;
+`clock` is the time.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from hvdlite.errors.codes import coded
 from hvdlite.security import framing
 
 from .elastic_members import Member
-from .epochs import LOST_CODE, SILENCE_S, Epoch, Refusal, Tell
+from .epochs import LOST_CODE, SILENCE_S, Epoch, Refusal, SendFrame
 
 
 class Current:
     """The last epoch that has opened, or at first an empty one."""
 
-    def __init__(self, job: int, tell: Tell, clock: Callable[[], float]) -> None:
+    def __init__(self, job: int, send_frame: SendFrame, clock: Callable[[], float]) -> None:
         self.members: dict[int, Member] = {}  # of the epoch, by rank; ended ones stay
         self.base = -1  # the commit that its rank 0 brought
-        self._job, self._tell, self._clock = job, tell, clock
+        self._job, self._send_frame, self._clock = job, send_frame, clock
         self._epoch = Epoch(-1)
         self._report: tuple[int, int] | None = None  # reporter and lost member of the report that ended it
         self._before: tuple[int, int] | None = None  # the same of the one before
@@ -47,7 +47,7 @@ class Current:
             here = slots[member.host]
             joined = {"epoch": number, "job": self._job, "rank": rank, "size": len(chosen)}
             joined.update(local_rank=here.index(member.slot), local_size=len(here))
-            self._tell(member.number, framing.JOINED, json.dumps(joined).encode())
+            self._send_frame(member.number, framing.JOINED, json.dumps(joined).encode())
 
     def contribute(self, rank: int, number: int, part: bytes) -> None:
         """A member's part of an allgather. Raises Refusal."""
@@ -56,19 +56,19 @@ class Current:
             raise Refusal(f"member {rank} takes part in an allgather, and is in no epoch [HVD112]")
         if epoch.ending is not None:
             return
-        who = self.members[rank].who()
+        name = self.members[rank].who()
         if number != epoch.rounds + 1 or rank in epoch.parts:
-            raise Refusal(f"{who} sent its part of allgather {number}, but {epoch.rounds} are complete [HVD112]")
+            raise Refusal(f"{name} sent its part of allgather {number}, but {epoch.rounds} are complete [HVD112]")
         if not epoch.parts:
             epoch.deadline, epoch.bytes = self._clock() + epoch.timeout, 0
         epoch.parts[rank] = part
         epoch.bytes += len(part)
-        gone = epoch.gone - epoch.silent.keys()
+        departed = epoch.departed - epoch.silent.keys()
         if epoch.bytes + 4 * len(self.members) + 5 > framing.FRAME_MAX:
-            text = f"allgather {number} exceeds {framing.FRAME_MAX >> 20} MiB with the part of {who} [HVD112]"
+            text = f"allgather {number} exceeds {framing.FRAME_MAX >> 20} MiB with the part of {name} [HVD112]"
             self._fail(framing.REFUSED, text.encode())
-        elif gone:
-            self._lost(min(gone), f"{self.members[min(gone)].who()} has left the job")
+        elif departed:
+            self._lost(min(departed), f"{self.members[min(departed)].who()} has left the job")
         elif len(epoch.parts) == len(self.members):
             whole = framing.pack_gathered(number, [epoch.parts[m] for m in self.members])
             epoch.rounds, epoch.parts, epoch.deadline = number, {}, None
@@ -99,8 +99,8 @@ class Current:
     def disconnected(self, number: int, why: str) -> None:
         """The member's connection ended. why: what is known of it."""
         if self._leave(number) and self._epoch.ending is None:
-            who = self.members[number].who()
-            text = f"{who}: {why}" if why else f"the connection of {who} ended without a goodbye"
+            name = self.members[number].who()
+            text = f"{name}: {why}" if why else f"the connection of {name} ended without a goodbye"
             self._epoch.silent[number] = (self._clock() + SILENCE_S, text)
 
     def lose(self, number: int, text: str) -> None:
@@ -157,7 +157,7 @@ class Current:
         if number not in epoch.present and number not in epoch.silent:
             return False
         epoch.present.discard(number)
-        epoch.gone.add(number)
+        epoch.departed.add(number)
         return True
 
     def _lost(self, number: int, text: str) -> None:
@@ -173,4 +173,4 @@ class Current:
 
     def _all(self, kind: int, body: bytes, spare: int = -1) -> None:
         for number in sorted(self._epoch.present - {spare}):
-            self._tell(number, kind, body)
+            self._send_frame(number, kind, body)

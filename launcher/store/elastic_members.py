@@ -84,7 +84,7 @@ def expected_rank(hosts: Sequence[str], host: str, slot: int, slots: int) -> str
 
 
 def staying(members: Collection[Member]) -> list[Member]:
-    """Those of the last epoch that live and are not to go."""
+    """Members of the last epoch that are alive and to stay."""
     return [m for m in members if m.rank >= 0 and not (m.ended or m.killed or m.removed)]
 
 

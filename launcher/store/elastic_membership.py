@@ -31,7 +31,7 @@ from .elastic_epoch import Current
 from .elastic_members import Events, Member, Terms, age, come_and_go, ordered
 from .elastic_process_end import End
 from .elastic_removals import GRACE_S, Removals
-from .epochs import Refusal, Tell
+from .epochs import Refusal, SendFrame
 from .join_timeout import JoinTimeout
 
 TOGETHER_S = 2.0  # from the first newcomer at the rendezvous
@@ -41,15 +41,15 @@ class Membership:
     """The state machine of an elastic job, with the methods of epochs.Epochs; `rank` is a member's number in them."""
 
     def __init__(
-        self, terms: Terms, job: int, tell: Tell, events: Events, clock: Callable[[], float] = time.monotonic
+        self, terms: Terms, job: int, send_frame: SendFrame, events: Events, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._terms, self._tell, self._events, self._clock = terms, tell, events, clock
-        self._members: dict[int, Member] = {}  # all that live, and those of the last epoch
+        self._terms, self._send_frame, self._events, self._clock = terms, send_frame, events, clock
+        self._members: dict[int, Member] = {}  # all that are alive, and those of the last epoch
         self._preparing: set[int] = set()  # newcomers that have not joined
         self._waiting: dict[int, Member] = {}  # at the rendezvous
         self._awaited: dict[int, Member] = {}  # of the last epoch, living, and not at the rendezvous
         self._removals = Removals(terms, events.waits)
-        self._current = Current(job, tell, clock)
+        self._current = Current(job, send_frame, clock)
         self._opened = 0  # epochs
         self._build: tuple[str, str] | None = None
         self._short_since: float | None = clock()  # too few are there
@@ -61,7 +61,7 @@ class Membership:
         self._begun = False  # training
         self.ends = False  # all are to save and to end
 
-    # What the launcher tells and asks.
+    # Calls of the launcher.
 
     def started(self, number: int, host: str, slot: int, later: bool = False) -> None:
         """A process was started. later: it prepares beside the others, and is not waited for."""
@@ -161,9 +161,9 @@ class Membership:
         if not self._over:
             self._over = text
             for number in list(self._waiting):
-                self._tell(number, framing.REFUSED, text.encode())
+                self._send_frame(number, framing.REFUSED, text.encode())
 
-    # What the store tells, as to Epochs.
+    # Calls of the store, as of Epochs.
 
     def check(self, rank: int, size: int, pid: int, build: tuple[str, str], living: bool) -> None:
         """May this process join as this member? Raises Refusal."""
@@ -288,7 +288,7 @@ class Membership:
         del self._waiting[member.number]
         member.dismissed = True
         self._removals.going.setdefault(member.number, self._clock() + GRACE_S)
-        self._tell(member.number, framing.REMOVED, member.removed.encode())
+        self._send_frame(member.number, framing.REMOVED, member.removed.encode())
 
     def _back(self, number: int) -> None:
         """It is at the rendezvous no more, where it was, and may come again."""
@@ -303,7 +303,7 @@ class Membership:
         self._consider()
 
     def _missing(self) -> list[Member]:
-        """Whom those at the rendezvous wait for."""
+        """Members that those at the rendezvous wait for."""
         if self._opened:
             return list(self._awaited.values())
         first = [m for m in map(self._members.__getitem__, self._preparing) if not m.later]

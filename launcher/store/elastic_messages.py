@@ -2,7 +2,7 @@
 
 The first epoch has no ranks before it opens, so a member is called "a new rank" until then (Member.who). What ends the
 job or kills a member has a code of the catalogue; what merely reports a wait has none. Each text is one sentence that
-stands by itself in the launcher's output, and as the error of a rank that hears it.
+stands by itself in the launcher's output, and as the error of a rank that receives it.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ def opened(number: int, members: Sequence[int], pids: Mapping[int, int]) -> str:
     return f"epoch {number}: {len(members)} rank{'s' * (len(members) > 1)} ({ranks})"
 
 
-def over(who: str) -> str:
+def over(name: str) -> str:
     """The others go on without one that has ended well."""
-    return f"{who} has ended with code 0: training counts as over, and lost ranks are not replaced"
+    return f"{name} has ended with code 0: training counts as over, and lost ranks are not replaced"
 
 
 def late(ended: str) -> str:
@@ -73,8 +73,8 @@ def waited_for(awaited: Collection[Member], there: int, seconds: float, first: b
 def short(there: int, terms: Terms, over: bool) -> str:
     """A text: so few wait for more, or have waited."""
     verb = ("has" if there == 1 else "have") + " waited" if over else "waits" if there == 1 else "wait"
-    who = f"{there} rank{'s' * (there != 1)} {verb} for {terms.min_np - there} more (--min-np {terms.min_np})"
-    return f"{who}, {'for' if over else 'at most'} {terms.timeout:g} s (--elastic-timeout)"
+    text = f"{there} rank{'s' * (there != 1)} {verb} for {terms.min_np - there} more (--min-np {terms.min_np})"
+    return f"{text}, {'for' if over else 'at most'} {terms.timeout:g} s (--elastic-timeout)"
 
 
 def there_already(member: Member, pid: int) -> str:
@@ -85,10 +85,10 @@ def there_already(member: Member, pid: int) -> str:
     )
 
 
-def of_another_version(member: Member, build: tuple[str, str], wanted: tuple[str, str]) -> str:
+def of_another_version(member: Member, build: tuple[str, str], of_job: tuple[str, str]) -> str:
     """A text: why it cannot join. Builds are (version, wire version)."""
     return (
-        f"{member.who()} runs hvdlite {build[0]} (wire {build[1]}), the job {wanted[0]} (wire {wanted[1]}): install "
+        f"{member.who()} runs hvdlite {build[0]} (wire {build[1]}), the job {of_job[0]} (wire {of_job[1]}): install "
         "the same version on all hosts [HVD121]"
     )
 

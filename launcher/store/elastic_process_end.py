@@ -39,7 +39,7 @@ class End(NamedTuple):
     """What is known of a process that has ended. code is negative for a signal."""
 
     code: int
-    gone: bool = False  # with its host
+    with_host: bool = False  # with its host
     removed: bool = False  # it had the order to end
     new: bool = False  # it was in no epoch yet while there was one, or could not take the state
     training: bool = False  # it was within its training function
@@ -81,10 +81,10 @@ def judged(end: End, tolerated: Collection[str] = (), preempted: bool = False) -
     quiet = not end.reason  # a pipe may have code 0 for one that has failed
     called = _CALLED.match(end.reason)
     code = int(called[1]) if called else end.code
-    if end.code == 0 and quiet and not end.gone and not end.training:
+    if end.code == 0 and quiet and not end.with_host and not end.training:
         return Meaning.WELL
     unsaid = quiet and (end.code == 0 or end.vanished)
-    lost = end.gone or unsaid or signal_of(code) or _tolerates(tolerated, end, code)
+    lost = end.with_host or unsaid or signal_of(code) or _tolerates(tolerated, end, code)
     if not lost:
         return Meaning.FAILURE
     return Meaning.LATE if end.returned or (end.over and not end.others) else Meaning.LOSS

@@ -19,10 +19,10 @@ GRACE_S = 30.0  # for a rank that has the order to end
 
 
 class Removals:
-    """Of one job. say: which ranks stay, and how long."""
+    """Of one job. announce: which ranks stay, and how long."""
 
-    def __init__(self, terms: Terms, say: Callable[[str], None]) -> None:
-        self._terms, self._say = terms, say
+    def __init__(self, terms: Terms, announce: Callable[[str], None]) -> None:
+        self._terms, self._announce = terms, announce
         self._since: float | None = None  # ranks that are to go stay
         self._over = False  # they have stayed for as long as they may
         self.going: dict[int, float] = {}  # have the order to end, and are killed then
@@ -34,7 +34,7 @@ class Removals:
             self._since, self._over = None, False
         elif self._since is None:
             self._since = now
-            self._say(elastic_messages.kept(kept, self._terms))
+            self._announce(elastic_messages.kept(kept, self._terms))
 
     def may_go(self, members: Collection[Member]) -> bool:
         """Whether running ranks are to be interrupted for those that are to go."""

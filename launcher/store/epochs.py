@@ -8,7 +8,7 @@ and ranks that join it later get the same, so that no rank waits for what cannot
 A connection that ends without a BYE waits `SILENCE_S` before its rank is declared lost, because the launcher will
 mostly know a better text ("killed by SIGKILL") a moment later; `ended` brings it.
 
-Time comes from time.monotonic() only to set and compare deadlines; messages go out through the one callback `tell`.
+Time comes from time.monotonic() only to set and compare deadlines; messages go out through the one callback `send`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from hvdlite.security import framing
 SILENCE_S = 0.15
 LOST_CODE = -5  # HVD_EPEER
 
-Tell = Callable[[int, int, bytes], None]
+SendFrame = Callable[[int, int, bytes], None]
 OnLate = Callable[[int, int, str], None]
 
 
@@ -38,7 +38,7 @@ class Epoch:
     def __init__(self, number: int) -> None:
         self.number = number
         self.present: set[int] = set()  # joined, connection alive
-        self.gone: set[int] = set()  # sent BYE, or lost
+        self.departed: set[int] = set()  # sent BYE, or lost
         self.open = False
         self.ending: tuple[int, bytes] | None = None  # the frame with the reason of its failure
         self.given_up = False  # ranks were missing at the time limit
@@ -52,22 +52,22 @@ class Epoch:
 
 
 class Epochs:
-    """The state machine of one job of `size` ranks. `tell(rank, kind, body)` sends a frame to a connected rank.
+    """The state machine of one job of `size` ranks. `send(rank, kind, body)` sends a frame to a connected rank.
 
     `late(waiting, missing, text)` is called when ranks are missing at the time limit, with the first of either kind,
     and when one ends that others wait for at the start.
     """
 
-    def __init__(self, size: int, job: int, tell: Tell, late: OnLate | None = None, servers: int = 0) -> None:
+    def __init__(self, size: int, job: int, send: SendFrame, late: OnLate | None = None, servers: int = 0) -> None:
         self.size = size
         self.servers: list[str | None] = [None] * servers  # addresses of those that are there, or were
         self._servers_ended: dict[int, str] = {}
         self._job = job
-        self._tell = tell
+        self._send_frame = send
         self._late = late
         self._joins = [0] * size
         self._pids: dict[int, int] = {}
-        self._who: dict[int, str] = {}
+        self._names: dict[int, str] = {}
         self._ended: dict[int, str] = {}
         self._build: tuple[tuple[str, str], int] | None = None  # version and wire, and the rank that sent them
         self._epochs: dict[int, Epoch] = {}
@@ -109,7 +109,7 @@ class Epochs:
 
     def who(self, rank: int) -> str:
         """For texts."""
-        return self._who[rank]
+        return self._names[rank]
 
     def join(
         self, rank: int, pid: int, build: tuple[str, str], timeout: float, host: str = "", commit: int = -1
@@ -118,11 +118,11 @@ class Epochs:
         epoch = self._epoch(self._joins[rank])
         self._joins[rank] += 1
         self._pids[rank] = pid
-        self._who[rank] = f"rank {rank} (pid {pid} on {host})" if host else f"rank {rank} (pid {pid})"
+        self._names[rank] = f"rank {rank} (pid {pid} on {host})" if host else f"rank {rank} (pid {pid})"
         self._build = self._build or (build, rank)
         self._of[rank] = epoch
         if epoch.ending is not None:
-            self._tell(rank, *epoch.ending)
+            self._send_frame(rank, *epoch.ending)
             return
         epoch.present.add(rank)
         if epoch.first < 0:
@@ -176,8 +176,8 @@ class Epochs:
         if epoch.bytes + 4 * self.size + 5 > framing.FRAME_MAX:
             text = f"allgather {number} exceeds {framing.FRAME_MAX >> 20} MiB with the part of rank {rank} [HVD112]"
             self._fail(epoch, framing.REFUSED, text.encode())
-        elif epoch.gone - epoch.silent.keys():  # the silent ones get their text soon
-            other = min(epoch.gone - epoch.silent.keys())
+        elif epoch.departed - epoch.silent.keys():  # the silent ones get their text soon
+            other = min(epoch.departed - epoch.silent.keys())
             self._lose(epoch, other, f"rank {other} has left the job")
         elif len(epoch.parts) == self.size:
             whole = framing.pack_gathered(number, [epoch.parts[r] for r in range(self.size)])
@@ -198,9 +198,9 @@ class Epochs:
         """BYE: its end is no loss to this epoch from now on, unless it is waited for. unfit: in elastic jobs only."""
         epoch = self._of.pop(rank)
         epoch.present.discard(rank)
-        epoch.gone.add(rank)
+        epoch.departed.add(rank)
         if not epoch.open or epoch.parts:
-            self._lose(epoch, rank, f"{self._who[rank]} has left the job")
+            self._lose(epoch, rank, f"{self._names[rank]} has left the job")
         self._tidy()
 
     def disconnected(self, rank: int, why: str = "") -> None:
@@ -209,12 +209,12 @@ class Epochs:
         if epoch is None:
             return
         epoch.present.discard(rank)
-        epoch.gone.add(rank)
+        epoch.departed.add(rank)
         if rank in self._ended:
             self._lose(epoch, rank, self._ended[rank])
         elif epoch.ending is None:
-            who = self._who[rank]
-            text = f"{who}: {why}" if why else f"the connection of {who} ended without a goodbye"
+            name = self._names[rank]
+            text = f"{name}: {why}" if why else f"the connection of {name} ended without a goodbye"
             epoch.silent[rank] = (time.monotonic() + SILENCE_S, text)
         self._tidy()
 
@@ -285,7 +285,7 @@ class Epochs:
 
     def _all(self, epoch: Epoch, kind: int, body: bytes, spare: int = -1) -> None:
         for rank in sorted(epoch.present - {spare}):
-            self._tell(rank, kind, body)
+            self._send_frame(rank, kind, body)
 
     def _tidy(self) -> None:
         """Forgets epochs that no rank is in or can still join."""

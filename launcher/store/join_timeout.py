@@ -18,10 +18,10 @@ REPORT_S = 5.0  # at the rendezvous, before missing members are named
 
 
 class JoinTimeout:
-    """Of one epoch after the other. say: reports the missing members. missing: these; waiting: all that are there."""
+    """Of one epoch after the other. announce: reports missing members. missing: these; waiting: all that are there."""
 
-    def __init__(self, terms: Terms, say: Callable[[str], None]) -> None:
-        self._rendezvous_s, self._say = terms.rendezvous_s, say
+    def __init__(self, terms: Terms, announce: Callable[[str], None]) -> None:
+        self._rendezvous_s, self._announce = terms.rendezvous_s, announce
         self._since: float | None = None
         self._named = False  # the missing members have been named
         self.first = True  # no epoch has opened yet
@@ -46,13 +46,13 @@ class JoinTimeout:
         return self._since + (limit if self._named else min(limit, REPORT_S))
 
     def late(self, now: float, missing: Collection[Member], waiting: Collection[Member]) -> Collection[Member]:
-        """Acts on what is due. Whom the survivors no longer wait for."""
+        """Acts on what is due. Returns the members that the survivors no longer wait for."""
         if self._since is None or not missing:
             return ()
         limit = self.limit(waiting)
         if not self._named and self._since + min(limit, REPORT_S) <= now:
             self._named = True
-            self._say(elastic_messages.waited_for(missing, self._there(waiting), now - self._since, self.first))
+            self._announce(elastic_messages.waited_for(missing, self._there(waiting), now - self._since, self.first))
         over = self._since + limit <= now
         self.overdue = over and self.first
         return missing if over and not self.first else ()

@@ -30,8 +30,8 @@ class Serving:
     def come(self, connection: Connection, body: bytes) -> None:
         """A SERVE frame. Raises Refusal."""
         try:
-            says = json.loads(body)
-            number, address = int(says["server"]), _ADDRESS.fullmatch(says["address"])
+            announced = json.loads(body)
+            number, address = int(announced["server"]), _ADDRESS.fullmatch(announced["address"])
         except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
             raise Refusal("the SERVE frame is not what this launcher's version expects [HVD104]") from None
         there = self._epochs.servers if self._epochs is not None else []
@@ -41,7 +41,7 @@ class Serving:
             )
         self.connections[number] = connection
         if self._over:
-            self._tell(number, framing.BYE)
+            self._send_frame(number, framing.BYE)
         elif self._epochs is not None:
             self._epochs.served(number, address[0])
 
@@ -50,19 +50,19 @@ class Serving:
         if self._epochs is not None:
             self._epochs.server_ended(number, text)
         for other in [each for each in self.connections if each != number]:
-            self._tell(other, framing.GONE, framing.pack_end(number, LOST_CODE, text))
+            self._send_frame(other, framing.GONE, framing.pack_end(number, LOST_CODE, text))
 
     def end(self) -> None:
         """No rank runs: they may end, those too that are only about to come."""
         self._over = True
         for number in list(self.connections):
-            self._tell(number, framing.BYE)
+            self._send_frame(number, framing.BYE)
 
     def forget(self, connection: Connection) -> None:
         """It is closed."""
         self.connections = {number: each for number, each in self.connections.items() if each is not connection}
 
-    def _tell(self, number: int, kind: int, body: bytes = b"") -> None:
+    def _send_frame(self, number: int, kind: int, body: bytes = b"") -> None:
         connection = self.connections[number]
         if connection.session is not None:
             self._send(connection, connection.session.pack(kind, body))

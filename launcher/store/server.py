@@ -1,4 +1,4 @@
-"""Store server: the TCP server in the launcher that ranks meet at. Client: hvdlite/rendezvous/store_client.py.
+"""Store server: the TCP server of the rendezvous, in the launcher. Client: hvdlite/rendezvous/store_client.py.
 
 It knows three things. The ranks that have joined each epoch (the epoch of a rank is how many times it has joined
 before; an epoch opens when all ranks are in it); the allgather round that an open epoch is in; and the ranks that are
@@ -31,7 +31,7 @@ from hvdlite.system import open_files
 
 from .connection import FIRST_MAX, Connection
 from .elastic_membership import Membership
-from .epochs import LOST_CODE, Epochs, OnLate, Refusal, Tell
+from .epochs import LOST_CODE, Epochs, OnLate, Refusal, SendFrame
 from .parameter_servers import Serving
 
 KEPT_MAX = 64 << 20  # bytes waiting for one reader
@@ -56,7 +56,7 @@ class StoreServer:
         address: str = "127.0.0.1",
         port: int = 0,
         servers: int = 0,
-        membership: Callable[[Tell], Membership] | None = None,
+        membership: Callable[[SendFrame], Membership] | None = None,
     ) -> None:
         try:  # a connection to each rank, and pipes
             open_files.allow(3 * (size + servers), "the launcher", f"to hear of {size} ranks")
@@ -76,7 +76,7 @@ class StoreServer:
         self._watchers: list[Connection] = []
         self.left: set[int] = set()  # ranks that have sent LEAVING or BYE and have not joined again
         self._epochs: Epochs | Membership = (
-            membership(self._tell) if membership else Epochs(size, job, self._tell, on_late, servers)
+            membership(self._send_frame) if membership else Epochs(size, job, self._send_frame, on_late, servers)
         )
         self.servers = Serving(self._epochs if isinstance(self._epochs, Epochs) else None, self._send)
 
@@ -121,7 +121,7 @@ class StoreServer:
 
     def rank_ended(self, rank: int, text: str, finished: bool = False) -> None:
         """The launcher saw the rank's process end; `text` says how. No-one waits for it any longer."""
-        self.hear(rank)
+        self.receive_from(rank)
         if isinstance(self._epochs, Membership):
             self._epochs.ended(rank, text, finished)
         else:
@@ -134,7 +134,7 @@ class StoreServer:
         except KeyError:
             return f"rank {rank}"
 
-    def hear(self, rank: int) -> None:
+    def receive_from(self, rank: int) -> None:
         """Its last words (an ABORT, a BYE) come before its end."""
         connection = self._members.get(rank)
         if connection is not None:
@@ -256,8 +256,8 @@ class StoreServer:
     def _watched(self, body: bytes) -> None:
         """A rank of an elastic job asks for news, and may tell where it is."""
         try:
-            says = json.loads(body)
-            member, returned = int(says["member"]), says["returned"]
+            fields = json.loads(body)
+            member, returned = int(fields["member"]), fields["returned"]
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
             raise Refusal("the WATCH frame is not what this launcher's version expects [HVD104]") from None
         if isinstance(self._epochs, Membership):
@@ -265,11 +265,11 @@ class StoreServer:
 
     def _join(self, connection: Connection, body: bytes) -> None:
         try:
-            says = json.loads(body)
-            rank, pid = int(says["rank"]), int(says["pid"])
-            size, timeout = int(says["size"]), float(says.get("timeout", 30.0))
-            build = (str(says["version"]), str(says["wire"]))
-            host, commit = str(says.get("host", ""))[:64], int(says.get("commit", -1))
+            fields = json.loads(body)
+            rank, pid = int(fields["rank"]), int(fields["pid"])
+            size, timeout = int(fields["size"]), float(fields.get("timeout", 30.0))
+            build = (str(fields["version"]), str(fields["wire"]))
+            host, commit = str(fields.get("host", ""))[:64], int(fields.get("commit", -1))
         except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
             raise Refusal("the JOIN frame is not what this launcher's version expects [HVD104]") from None
         living = self._members.get(rank)
@@ -284,15 +284,15 @@ class StoreServer:
         self.left.discard(rank)
         self._epochs.join(rank, pid, build, timeout if 0 < timeout < 1e7 else 30.0, host, commit)
 
-    def _tell(self, rank: int, kind: int, body: bytes) -> None:
+    def _send_frame(self, rank: int, kind: int, body: bytes) -> None:
         connection = self._members.get(rank)
         if connection is not None and connection.session is not None:
             self._send(connection, connection.session.pack(kind, body))
 
     def _refuse(self, connection: Connection, text: str) -> None:
         if connection.rank is not None:
-            who = self._epochs.who(connection.rank)
-            self._epochs.aborted(connection.rank, connection.rank, LOST_CODE, f"{who}: {text}")
+            name = self._epochs.who(connection.rank)
+            self._epochs.aborted(connection.rank, connection.rank, LOST_CODE, f"{name}: {text}")
         connection.closing = True
         connection.deadline = connection.deadline or connection_limits.limit()
         if connection.session is not None:
@@ -330,9 +330,9 @@ class StoreServer:
         if connection.closing and not connection.unsent:
             self._close(connection)
             return
-        wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if connection.unsent else 0)
-        if self._selector.get_key(connection.sock).events != wanted:
-            self._selector.modify(connection.sock, wanted, connection)
+        interest = selectors.EVENT_READ | (selectors.EVENT_WRITE if connection.unsent else 0)
+        if self._selector.get_key(connection.sock).events != interest:
+            self._selector.modify(connection.sock, interest, connection)
 
     def _close(self, connection: Connection, silently: bool = False, why: str = "") -> None:
         if not connection.open:

@@ -22,7 +22,7 @@ MEANT = [
     ("WELL", End(0)),  # no training function, or it has returned
     ("LOSS", End(0, **IN)),
     ("LOSS", End(-9, **IN)),
-    ("LOSS", End(255, gone=True, **IN)),
+    ("LOSS", End(255, with_host=True, **IN)),
     ("LOSS", End(137, **IN)),
     ("LOSS", End(143, reason="rank 1 called sys.exit(143)", **IN)),
     ("LOSS", End(0, reason="rank 1 called sys.exit(143)", **IN)),  # behind a pipe
@@ -38,7 +38,7 @@ MEANT = [
     ("LATE", End(-9, **OVER)),
     ("LATE", End(-9, returned=True, others=2)),
     ("LATE", End(0, training=True, **OVER)),
-    ("LATE", End(0, gone=True, **OVER)),
+    ("LATE", End(0, with_host=True, **OVER)),
     ("FAILURE", End(3, **OVER)),
 ]
 TOLERATED = [

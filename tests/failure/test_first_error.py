@@ -163,9 +163,9 @@ def test_a_hook_says_it_though_the_handler_of_a_signal_raises_meanwhile(capsys):
             raise RuntimeError("a worker has died")
 
     what = uncaught._described(Interrupted, error, None)
-    uncaught._say(report, what, error)
+    uncaught._report(report, what, error)
     assert told == ["Interrupted: boom"] * 2 and capsys.readouterr().err == ""
-    uncaught._say(lambda *_: 1 // 0, what, error)
+    uncaught._report(lambda *_: 1 // 0, what, error)
     assert "ZeroDivisionError" in capsys.readouterr().err
 
 

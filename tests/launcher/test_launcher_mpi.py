@@ -23,7 +23,7 @@ from hvdlite.launcher.starters.mpirun import (
     OPEN_MPI,
     Kind,
     MpiError,
-    Wanted,
+    MpirunOptions,
     joined,
     kind_of,
     line,
@@ -52,7 +52,9 @@ def test_an_mpi_is_known_by_its_version(said, kind):
 
 
 def made(kind, names=(), **wanted):
-    return line(kind, "mpirun", Wanted(**{"size": 8, "hosts": TWO, "command": ["python", "t.py"], **wanted}), names)
+    return line(
+        kind, "mpirun", MpirunOptions(**{"size": 8, "hosts": TWO, "command": ["python", "t.py"], **wanted}), names
+    )
 
 
 @pytest.mark.parametrize(
@@ -99,11 +101,11 @@ def test_each_mpi_is_spoken_to_in_its_own_words(words, expected):
 
 
 def test_what_is_said_by_the_environment():
-    wanted = Wanted(8, TWO, ["t"], tcp=True, ssh=["-p", "2222"])
+    wanted = MpirunOptions(8, TWO, ["t"], tcp=True, ssh=["-p", "2222"])
     assert variables(OMPI4, wanted) == {"NCCL_IB_DISABLE": "1"}
     assert variables(HYDRA, wanted)["HYDRA_LAUNCHER_EXTRA_ARGS"] == "-p 2222"
     assert variables(IMPI, wanted)["FI_PROVIDER"] == "tcp"
-    assert variables(HYDRA, Wanted(8, TWO, ["t"])) == {}
+    assert variables(HYDRA, MpirunOptions(8, TWO, ["t"])) == {}
 
 
 def test_what_cannot_be_said_is_an_error():

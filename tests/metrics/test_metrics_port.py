@@ -198,9 +198,9 @@ def test_what_the_job_says_of_itself_is_in_no_number_of_its_own(tmp_path):
     reports = 0
     until = time.monotonic() + 30
     while hvd.rank() == 0 and reports < 5 and time.monotonic() < until:
-        before = metrics._state.served._heard._reports.get(1, (None, 0.0))[1]
+        before = metrics._state.served._received._reports.get(1, (None, 0.0))[1]
         time.sleep(0.02)
-        reports += metrics._state.served._heard._reports.get(1, (None, 0.0))[1] > before
+        reports += metrics._state.served._received._reports.get(1, (None, 0.0))[1] > before
     hvd.barrier()
     totals = hvd.stats()["totals"]
     assert totals["tensors"] == 9 and totals["messages"] == {"shm": 8} and totals["bytes"] == {"shm": 3200}, totals
@@ -231,7 +231,7 @@ def test_labels_are_escaped_and_damaged_reports_are_no_reports():
     assert len(packed) % 1024 == 0 and payload.unpacked(packed) == said
     for damaged in (b"", b"\xff", b"[]", b"{}", b'{"arrived": 3}', b'{"arrived": {"x": 1}}', packed[:100]):
         assert payload.unpacked(damaged) is None
-    heard = aggregator.Heard(1)
+    heard = aggregator.Reports(1)
     heard.take({0: {**said, "arrived": dict.fromkeys(range(5000), 1)}})
     assert len(heard._arrived[0]) == aggregator.STEPS_JUDGED
 

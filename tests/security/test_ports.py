@@ -36,7 +36,7 @@ hvd.init()
 hvd.rpc.start(threads=1)
 table = ps.Table("t", 100, 2, ps.Add())
 secret, store, over = bytes(32), config.load().values, threading.Event()
-zmq_proxy.way_to = lambda address, name: address  # as from another host
+zmq_proxy.local_address = lambda address, name: address  # as from another host
 
 def links(at):
     one, other = made[at], listener.listen(("127.0.0.1", 1), secret, 7, 0, 1 - at)

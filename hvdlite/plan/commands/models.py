@@ -72,18 +72,18 @@ def add(kinds: Any) -> None:
     made.add_argument("-o", "--output", metavar="FILE", help="file of the rewritten program")
 
 
-def profiled(asked: argparse.Namespace) -> int:
+def profiled(args: argparse.Namespace) -> int:
     from .. import layers
     from ..profile import profile
 
-    module, _, function = asked.model.partition(":")
+    module, _, function = args.model.partition(":")
     sys.path.insert(0, "")  # as `python -m` has it: the model is mostly a file of this folder
     try:
         made, sample = getattr(import_module(module), function)()
     except Exception as error:  # of the user's own code
-        raise PlanError(f"{asked.model}: {type(error).__name__}: {str(error)[:200]} [HVD005]") from error
+        raise PlanError(f"{args.model}: {type(error).__name__}: {str(error)[:200]} [HVD005]") from error
     found = profile(list(made), sample)
-    layers.write(asked.output, found)
+    layers.write(args.output, found)
     print(f"{'layer':24} {'forward ms':>10} {'backward ms':>11} {'activation':>12} {'weights':>12}")
     for each in found:
         sizes = f"{each.activation:12,.0f} {each.weights:12,.0f}"
@@ -91,25 +91,23 @@ def profiled(asked: argparse.Namespace) -> int:
     return 0
 
 
-def _chain(asked: argparse.Namespace, **more: Any) -> Any:
+def _chain(args: argparse.Namespace, **more: Any) -> Any:
     from .. import layers
     from ..search import Chain
 
-    if not 1 <= asked.ranks <= SIZE_MAX:
-        raise ValueError(f"{asked.ranks} ranks: a plan is for 1 to {SIZE_MAX} [HVD008]")
-    memory = math.inf if asked.memory is None else units.size_bytes(asked.memory)
-    return Chain(layers.read(asked.layers), units.ns_a_byte(asked.rate) / 1e6, asked.micro, memory, **more)
+    if not 1 <= args.ranks <= SIZE_MAX:
+        raise ValueError(f"{args.ranks} ranks: a plan is for 1 to {SIZE_MAX} [HVD008]")
+    memory = math.inf if args.memory is None else units.size_bytes(args.memory)
+    return Chain(layers.read(args.layers), units.ns_a_byte(args.rate) / 1e6, args.micro, memory, **more)
 
 
-def piped(asked: argparse.Namespace) -> int:
+def piped(args: argparse.Namespace) -> int:
     from ..search import best, played
 
-    chain = _chain(asked, kinds=("dp",))
-    found = best(chain, asked.ranks, asked.objective)
+    chain = _chain(args, kinds=("dp",))
+    found = best(chain, args.ranks, args.objective)
     step = played(chain, found)
-    print(
-        f"{asked.ranks} ranks, {asked.micro} micro-batches, {asked.rate} between two ranks; best in {asked.objective}:"
-    )
+    print(f"{args.ranks} ranks, {args.micro} micro-batches, {args.rate} between two ranks; best in {args.objective}:")
     for at, cut in enumerate(found.stages):
         forward, backward, sums, _, memory = chain.of_stage(cut, len(found.stages) - 1 - at)
         names = " to ".join(dict.fromkeys(chain.layers[each].name for each in (cut.first, cut.end - 1)))
@@ -118,41 +116,41 @@ def piped(asked: argparse.Namespace) -> int:
             f"of gradients {sums:.3f} ms; {memory:,.0f} bytes a rank; computes "
             f"{100 * step.busy[at] / (step.end or 1):.0f} % of the step"
         )
-    told = {"latency": "a step", "throughput": "a micro-batch in steady state"}[asked.objective]
-    print(f"{found.ms:.3f} ms {told} by the formula; {step.end:.3f} ms a step, played as 1F1B")
-    if asked.svg:
-        title = f"{len(found.stages)} stages, {asked.micro} micro-batches, 1F1B"
-        Path(asked.svg).write_text(draw.pipeline(step, title), encoding="utf-8")
-    if asked.timeline:
-        Path(asked.timeline).write_text(draw.pipeline_rows(step.spans), encoding="utf-8")
+    unit = {"latency": "a step", "throughput": "a micro-batch in steady state"}[args.objective]
+    print(f"{found.ms:.3f} ms {unit} by the formula; {step.end:.3f} ms a step, played as 1F1B")
+    if args.svg:
+        title = f"{len(found.stages)} stages, {args.micro} micro-batches, 1F1B"
+        Path(args.svg).write_text(draw.pipeline(step, title), encoding="utf-8")
+    if args.timeline:
+        Path(args.timeline).write_text(draw.pipeline_rows(step.spans), encoding="utf-8")
     return 0
 
 
-def chosen(asked: argparse.Namespace) -> int:
+def chosen(args: argparse.Namespace) -> int:
     from ..auto import choose
 
-    plan = choose(_chain(asked), asked.ranks)
+    plan = choose(_chain(args), args.ranks)
     print(*plan.why, sep="\n")
-    if asked.output:
-        plan.write(asked.output)
+    if args.output:
+        plan.write(args.output)
     return 0
 
 
-def network(asked: argparse.Namespace) -> int:
+def network(args: argparse.Namespace) -> int:
     from ..network import split, step_time, volumes
 
     try:
-        dims = [int(part) for part in asked.dims.split(",")]
-        words = [word.partition(":")[::2] for word in (asked.sizes or "").split(",") if word]
+        dims = [int(part) for part in args.dims.split(",")]
+        words = [word.partition(":")[::2] for word in (args.sizes or "").split(",") if word]
         spans = [[int(part) for part in which.split("+")] if which else None for _, which in words]
     except ValueError as error:
         raise ValueError(f"{error}: write dimensions as 4,4 and sizes as 100M,25M:0+1 [HVD008]") from None
-    if (asked.recording is None) == (not words):
+    if (args.recording is None) == (not words):
         raise ValueError("the bytes come from --sizes or from --recording: pass one of them [HVD008]")
     sizes: list[float] = [units.size_bytes(word) for word, _ in words]
-    if asked.recording is not None:  # a module of a higher floor
-        sizes, spans = [float(import_module("hvdlite.predict.recording").load(asked.recording).bytes.sum())], [None]
-    budget = 1 / units.ns_a_byte(asked.budget)  # bytes a ns: GB/s
+    if args.recording is not None:  # a module of a higher floor
+        sizes, spans = [float(import_module("hvdlite.predict.recording").load(args.recording).bytes.sum())], [None]
+    budget = 1 / units.ns_a_byte(args.budget)  # bytes a ns: GB/s
     load = [volumes(size, dims, used) for size, used in zip(sizes, spans)]
     rates = split(load, budget)
     print(f"{'dimension':>9} {'ranks':>6} {'GB/s':>10} {'of it':>6}")
@@ -165,19 +163,19 @@ def network(asked: argparse.Namespace) -> int:
     return 0
 
 
-def rewritten(asked: argparse.Namespace) -> int:
+def rewritten(args: argparse.Namespace) -> int:
     from ..program import Where, from_json, price
     from ..rewrite import improve
 
-    program = from_json(text(asked.program), asked.program)
-    size, hosts = program.size, asked.hosts
-    if asked.ranks not in (None, size):
-        raise PlanError(f"{asked.program}: its axes make {size} ranks, not {asked.ranks} [HVD006]")
+    program = from_json(text(args.program), args.program)
+    size, hosts = program.size, args.hosts
+    if args.ranks not in (None, size):
+        raise PlanError(f"{args.program}: its axes make {size} ranks, not {args.ranks} [HVD006]")
     if hosts < 1 or size % hosts:
         raise ValueError(f"{size} ranks cannot be divided evenly over {hosts} hosts [HVD008]")
-    unit = units.size_bytes(asked.unit)
+    unit = units.size_bytes(args.unit)
     where = Where(
-        [rank * hosts // size for rank in range(size)], units.link(asked.inside), units.link(asked.across), unit
+        [rank * hosts // size for rank in range(size)], units.link(args.inside), units.link(args.across), unit
     )
     before, found = price(program, where), improve(program, where)
     for rule in found.rules:
@@ -190,6 +188,6 @@ def rewritten(asked: argparse.Namespace) -> int:
         f"{found.price.off / 1e6:.1f} MB now leave the busiest host; {found.proved} rewrites proved, "
         f"{found.refused} refused"
     )
-    if asked.output:
-        Path(asked.output).write_text(found.program.to_json(), encoding="utf-8")
+    if args.output:
+        Path(args.output).write_text(found.program.to_json(), encoding="utf-8")
     return 0

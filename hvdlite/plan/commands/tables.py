@@ -1,6 +1,6 @@
 """hvdlite-plan list, verify, draw, time, run: tables of collectives, proved, drawn, timed and run.
 
-A plan is a name of `list`, or a file that ends with .json. Its number of ranks is said by --ranks, by the topology or
+A plan is a name of `list`, or a file that ends with .json. Its number of ranks is given by --ranks, by the topology or
 by the file, the job's in `run`. Links are ports of one rate (--links) or a file (--topology), never both. Options of a
 generator, as the dimensions of a grid, cannot be given here: such a table is made in Python, and written to a file.
 """
@@ -62,40 +62,40 @@ def add(kinds: Any) -> None:
     command("run", really, "sum numbers by a plan, in each rank of hvdlite-run", 1)
 
 
-def _network(asked: argparse.Namespace) -> Links | None:
+def _network(args: argparse.Namespace) -> Links | None:
     """The links of the file, if one was given."""
-    if asked.dims is not None:
-        if asked.topology is not None:
+    if args.dims is not None:
+        if args.topology is not None:
             raise ValueError("the network is given twice, by --dims and by --topology [HVD008]")
-        late, rate = units.link(asked.links or LINKS)
-        dims = _dims(asked)
-        return Links.grid(dims, asked.rates.split(",") if asked.rates else [rate] * len(dims), late)
-    if asked.topology is None:
+        late, rate = units.link(args.links or LINKS)
+        dims = _dims(args)
+        return Links.grid(dims, args.rates.split(",") if args.rates else [rate] * len(dims), late)
+    if args.topology is None:
         return None
-    if asked.links is not None:
+    if args.links is not None:
         raise ValueError("the network is given twice, by --links and by --topology [HVD008]")
-    return from_json(text(asked.topology), asked.topology)
+    return from_json(text(args.topology), args.topology)
 
 
-def _dims(asked: argparse.Namespace) -> list[int]:
+def _dims(args: argparse.Namespace) -> list[int]:
     try:
-        return [int(part) for part in asked.dims.split(",")]
+        return [int(part) for part in args.dims.split(",")]
     except ValueError:
-        raise ValueError(f"--dims {asked.dims!r}: write the lengths of a grid, such as 4,4 [HVD008]") from None
+        raise ValueError(f"--dims {args.dims!r}: write the lengths of a grid, such as 4,4 [HVD008]") from None
 
 
-def _options(name: str, asked: argparse.Namespace) -> dict[str, Any]:
+def _options(name: str, args: argparse.Namespace) -> dict[str, Any]:
     """Those of the plan `grid`."""
-    if name != "grid" or asked.dims is None:
+    if name != "grid" or args.dims is None:
         return {}
-    rates = asked.rates.split(",") if asked.rates else None
-    return {"dims": _dims(asked), "parts": asked.parts, **({"rates": rates} if rates else {})}
+    rates = args.rates.split(",") if args.rates else None
+    return {"dims": _dims(args), "parts": args.parts, **({"rates": rates} if rates else {})}
 
 
-def _tables(asked: argparse.Namespace, links: Links | None, size: int | None = None) -> list[Table]:
+def _tables(args: argparse.Namespace, links: Links | None, size: int | None = None) -> list[Table]:
     """The plans that were asked for, proved and of one size."""
-    files = {word: registry.file(word) for word in asked.plans if word.endswith(".json")}
-    sizes = [size, asked.ranks, links.size if links else None, *(table.size for table in files.values())]
+    files = {word: registry.file(word) for word in args.plans if word.endswith(".json")}
+    sizes = [size, args.ranks, links.size if links else None, *(table.size for table in files.values())]
     size = next((each for each in sizes if each is not None), None)
     if size is None:
         raise ValueError("the number of ranks is missing: pass --ranks or --topology [HVD008]")
@@ -103,23 +103,23 @@ def _tables(asked: argparse.Namespace, links: Links | None, size: int | None = N
         if table.size != size:
             raise PlanError(f"{word}: plan {table.name!r} is for {table.size} ranks, not for {size} [HVD009]")
     return [
-        files.get(name) or registry.make(name, size, asked.kind, asked.root, links=links, **_options(name, asked))
-        for name in asked.plans
+        files.get(name) or registry.make(name, size, args.kind, args.root, links=links, **_options(name, args))
+        for name in args.plans
     ]
 
 
-def _played(asked: argparse.Namespace) -> tuple[list[Table], Links, list[tuple[str, int]]]:
+def _played(args: argparse.Namespace) -> tuple[list[Table], Links, list[tuple[str, int]]]:
     """Tables, links, and the sizes of buffers as they were written, with their bytes."""
-    network = _network(asked)
-    found = _tables(asked, network)
-    sizes = [(word, units.size_bytes(word)) for word in asked.bytes.split(",")]
+    network = _network(args)
+    found = _tables(args, network)
+    sizes = [(word, units.size_bytes(word)) for word in args.bytes.split(",")]
     for word, count in sizes:
         if not 1 <= count <= BYTES_MAX:
             raise ValueError(f"a buffer of {word!r} is out of range: use 1 byte to {BYTES_MAX >> 40}T [HVD008]")
-    return found, network or Links.uniform(found[0].size, *units.link(asked.links or LINKS)), sizes
+    return found, network or Links.uniform(found[0].size, *units.link(args.links or LINKS)), sizes
 
 
-def show(asked: argparse.Namespace) -> int:
+def show(args: argparse.Namespace) -> int:
     problems, names = registry.found_elsewhere(), registry.names()
     for name, (kinds, about, package) in names.items():
         print(f"{name:14} {', '.join(kinds)}" + (f"  (of {package})" if package not in ("", "hvdlite") else ""))
@@ -129,14 +129,14 @@ def show(asked: argparse.Namespace) -> int:
     return 0
 
 
-def verify(asked: argparse.Namespace) -> int:
-    for table in _tables(asked, _network(asked)):
+def verify(args: argparse.Namespace) -> int:
+    for table in _tables(args, _network(args)):
         proof = prove(table)
         order = "chunks are added in different orders (not ordered)"
         if proof.ordered:
             order = f"ordered: all chunks are added in {'the order of ranks' if proof.in_rank_order else 'one order'}"
-        told = f"proved, {order}" if table.kind in SUMS else "proved"
-        print(f"{_about(table)}, {draw.some(table.chunks, 'chunk')}, digest {table.digest()[:8]}: {told}")
+        verdict = f"proved, {order}" if table.kind in SUMS else "proved"
+        print(f"{_about(table)}, {draw.some(table.chunks, 'chunk')}, digest {table.digest()[:8]}: {verdict}")
     return 0
 
 
@@ -146,25 +146,25 @@ def _about(table: Table) -> str:
     return f"{table.name}: {table.kind} on {size}, {moves} in {steps}"
 
 
-def picture(asked: argparse.Namespace) -> int:
-    (table, *_), links, sizes = _played(asked)
+def picture(args: argparse.Namespace) -> int:
+    (table, *_), links, sizes = _played(args)
     if len(sizes) > 1:
-        raise ValueError(f"a picture shows one size, not {asked.bytes!r} [HVD008]")
-    for path, made in ((asked.output, draw.svg), (asked.perfetto, draw.perfetto)):
+        raise ValueError(f"a picture shows one size, not {args.bytes!r} [HVD008]")
+    for path, made in ((args.output, draw.svg), (args.perfetto, draw.perfetto)):
         if path:
-            Path(path).write_text(made(table, sizes[0][1], links, asked.cursors), encoding="utf-8")
-    if not asked.output and not asked.perfetto:
-        print(draw.svg(table, sizes[0][1], links, asked.cursors), end="")
+            Path(path).write_text(made(table, sizes[0][1], links, args.cursors), encoding="utf-8")
+    if not args.output and not args.perfetto:
+        print(draw.svg(table, sizes[0][1], links, args.cursors), end="")
     return 0
 
 
-def times(asked: argparse.Namespace) -> int:
-    found, links, sizes = _played(asked)
-    taken = [[time_of(table, count, links, asked.cursors) for _, count in sizes] for table in found]
-    said = asked.topology or f"{asked.links or LINKS}, a port in and one out for each rank"
-    if asked.dims is not None:
-        said = f"a grid of {asked.dims}, {asked.rates or asked.links or LINKS}, a switch for each line"
-    print(f"{found[0].size} ranks, links: {said}; cursors by {asked.cursors}; * is the fastest")
+def times(args: argparse.Namespace) -> int:
+    found, links, sizes = _played(args)
+    taken = [[time_of(table, count, links, args.cursors) for _, count in sizes] for table in found]
+    network = args.topology or f"{args.links or LINKS}, a port in and one out for each rank"
+    if args.dims is not None:
+        network = f"a grid of {args.dims}, {args.rates or args.links or LINKS}, a switch for each line"
+    print(f"{found[0].size} ranks, links: {network}; cursors by {args.cursors}; * is the fastest")
     print(" ".join([f"{'plan':16}", *(f"{word:>13} " for word, _ in sizes)]).rstrip())
     least = [min(column) for column in zip(*taken)]
     for table, row in zip(found, taken):
@@ -177,29 +177,29 @@ def _time(ns: float) -> str:
     return f"{ns / 1e3:,.1f} us" if ns < 1e6 else f"{ns / 1e6:,.1f} ms"
 
 
-def really(asked: argparse.Namespace) -> int:
+def really(args: argparse.Namespace) -> int:
     """Integers are summed exactly in any order, so the core's own sum of what ranks give is what the plan must say."""
     from ... import numpy as hvd
     from ..execution import run
 
     hvd.init()
-    me, asked.links = hvd.rank(), None
-    (table,) = _tables(asked, _network(asked), hvd.size())
+    me, args.links = hvd.rank(), None
+    (table,) = _tables(args, _network(args), hvd.size())
     count = min(4 * table.chunks + 3, ELEMENTS_MAX)  # chunks of different lengths
-    given, promised = (np.repeat(each[me], np.diff(table.cut(count))) for each in places(table))
+    gives, promised = (np.repeat(each[me], np.diff(table.cut(count))) for each in places(table))
     random = np.random.default_rng(me)
     mine = random.integers(-1000, 1000, count).astype(np.float32)
-    want = hvd.allreduce(np.where(given, mine, np.float32(0)), op=hvd.Sum)
+    want = hvd.allreduce(np.where(gives, mine, np.float32(0)), op=hvd.Sum)
     begin = time.perf_counter()
     wrong = int(np.count_nonzero((run(table, mine) != want)[promised]))
     took = time.perf_counter() - begin
     bits = run(table, random.standard_normal(count).astype(np.float32)).tobytes()
     every = hvd.allgather_object((wrong, bits if table.kind in SAME else b""))
-    told = [f"rank {rank}: {bad} of {count} integers are wrong" for rank, (bad, _) in enumerate(every) if bad]
-    told += [
+    failures = [f"rank {rank}: {bad} of {count} integers are wrong" for rank, (bad, _) in enumerate(every) if bad]
+    failures += [
         f"rank {rank}: floats have other bits than on rank 0" for rank, (_, b) in enumerate(every) if b != every[0][1]
     ]
     if me == 0:
         right = "integers exact" + (f", floats the same bits on all {table.size} ranks" if table.kind in SAME else "")
-        print(f"{_about(table)}: {'; '.join(told) or right}, {took * 1e3:.1f} ms")
-    return 1 if told else 0
+        print(f"{_about(table)}: {'; '.join(failures) or right}, {took * 1e3:.1f} ms")
+    return 1 if failures else 0

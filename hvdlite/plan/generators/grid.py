@@ -34,8 +34,8 @@ def grid(
     """rings along the dimensions dims= of a grid, in parts=; rates= of the dimensions choose the orders (Themis)"""
     lengths = tuple(dims) or (draft.size,)
     if min(lengths) < 1 or math.prod(lengths) != draft.size or len(lengths) > DIMS_MAX:  # before it is built
-        told = plain("x".join(map(str, lengths)), 80)
-        raise PlanError(f"plan {draft.name!r}: {told} is not a grid of {draft.size} ranks [HVD003]")
+        shown = plain("x".join(map(str, lengths)), 80)
+        raise PlanError(f"plan {draft.name!r}: {shown} is not a grid of {draft.size} ranks [HVD003]")
     parts = parts if orders is None else len(orders)
     moves = 2 * draft.size * sum(length - 1 for length in lengths)  # of a part
     if not 1 <= parts <= STEPS_MAX or parts * moves > MOVES_MAX:
@@ -51,17 +51,17 @@ def hierarchical(draft: Draft) -> None:
     """a ring inside each host, then one between hosts for each of its ranks; hosts of as many ranks"""
     hosts = draft.hosts or [list(range(draft.size))]
     if len({len(each) for each in hosts}) > 1:
-        told = ", ".join(str(len(each)) for each in hosts)
-        raise PlanError(f"plan {draft.name!r}: hosts have {told} ranks, but must have equal numbers [HVD003]")
+        counts = ", ".join(str(len(each)) for each in hosts)
+        raise PlanError(f"plan {draft.name!r}: hosts have {counts} ranks, but must have equal numbers [HVD003]")
     _along(draft, [r for each in hosts for r in each], (len(hosts), len(hosts[0])), [(1, 0)])
 
 
 def _along(draft: Draft, ranks: list[int], dims: tuple[int, ...], orders: Sequence[Sequence[int]]) -> None:
     """ranks: by place, row-major. Part c begins in step c, with the dimension orders[c][0]."""
-    places = list(itertools.product(*map(range, dims)))
+    points = list(itertools.product(*map(range, dims)))
     if any(sorted(order) != list(range(len(dims))) for order in orders):
         raise PlanError(f"plan {draft.name!r}: an order must have each of {len(dims)} dimensions once [HVD003]")
-    rank_of, size = dict(zip(places, ranks)), draft.size
+    rank_of, size = dict(zip(points, ranks)), draft.size
     draft.chunks = len(orders) * size
     for part, order in enumerate(orders):
         step = part
@@ -69,14 +69,14 @@ def _along(draft: Draft, ranks: list[int], dims: tuple[int, ...], orders: Sequen
         for how, level in [("reduce", k) for k in levels] + [("copy", k) for k in reversed(levels)]:
             d = order[level]
             for i in range(dims[d] - 1):
-                for place, rank in rank_of.items():
+                for point, rank in rank_of.items():
                     at, n = part * size, size
                     for before in order[:level]:  # what the levels before have left to this place
                         n //= dims[before]
-                        at += place[before] * n
+                        at += point[before] * n
                     n //= dims[d]
-                    chunk = (place[d] - i - (how == "reduce")) % dims[d]
-                    to = rank_of[place[:d] + ((place[d] + 1) % dims[d],) + place[d + 1 :]]
+                    chunk = (point[d] - i - (how == "reduce")) % dims[d]
+                    to = rank_of[point[:d] + ((point[d] + 1) % dims[d],) + point[d + 1 :]]
                     draft.move(rank, to, at + chunk * n, n, how, step=step)
                 step += 1
 

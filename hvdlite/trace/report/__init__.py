@@ -25,17 +25,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     attempts.add_argument(parser)
 
 
-def run(asked: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int:
     from .page import MissingLibraryError
     from .read import ReadError
 
     try:
-        write(asked.folder, asked.output, asked.before)
+        write(args.folder, args.output, args.before)
     except (ReadError, MissingLibraryError) as error:
         return wrong(str(error))
     except OSError as error:
-        return wrong(f"{asked.output} cannot be written: {error.strerror or error} [HVD725]")
-    print(asked.output)
+        return wrong(f"{args.output} cannot be written: {error.strerror or error} [HVD725]")
+    print(args.output)
     return 0
 
 
@@ -52,9 +52,9 @@ def write(folder: str, output: str, before: int = 0) -> None:
     found.look()
     ranks = found.ranks
     if not ranks:
-        said = f" ({'; '.join(found.problems)})" if found.problems else ""
+        reasons = f" ({'; '.join(found.problems)})" if found.problems else ""
         raise ReadError(
-            f"{folder} holds no steps of any rank{said}: ranks write them if they run with HVDLITE_TRACE_DIR and "
+            f"{folder} holds no steps of any rank{reasons}: ranks write them if they run with HVDLITE_TRACE_DIR and "
             "HVDLITE_TRACE_STEPS=1 (hvdlite-run --trace-dir DIR --trace-steps) [HVD724]"
         )
     parts = page(content(JobTable(ranks), found.problems))

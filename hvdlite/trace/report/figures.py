@@ -19,7 +19,16 @@ from .table import Array, JobTable, middle
 Figure = dict[str, Any]
 BINS = 400
 LINES = 8  # ranks that get a line of their own
-COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7f7f7f", "#8c564b")  # told apart by all
+COLORS = (
+    "#0072b2",
+    "#d55e00",
+    "#009e73",
+    "#cc79a7",
+    "#e69f00",
+    "#56b4e9",
+    "#7f7f7f",
+    "#8c564b",
+)  # for colour-blind readers too
 SLOWEST = 15
 
 

@@ -1,6 +1,6 @@
 """The page of a job while it trains: its steps as they are written, in any browser.
 
-A process of its own, so that drawing costs the training nothing. It listens on this machine only unless it is told
+A process of its own, so that drawing costs the training nothing. It listens on this machine only unless it is given
 otherwise, answers two addresses, and knows no way to write anything. transport/http_server.py serves it, as it serves
 the metrics, and bounds what strangers may cost.
 """
@@ -19,7 +19,7 @@ from .page import content, page
 from .read import Folder, ReadError
 from .table import JobTable
 
-ENDING_S = 5.0  # for ranks whose launcher is gone
+ENDING_S = 5.0  # for ranks whose launcher has ended
 
 
 class Board:
@@ -28,28 +28,28 @@ class Board:
     def __init__(self, folder: str) -> None:
         self._folder = Folder(folder)
         self._until = 0.0
-        self._said: dict[str, Any] | None = None
+        self._content: dict[str, Any] | None = None
 
-    def said(self) -> dict[str, Any]:
+    def content(self) -> dict[str, Any]:
         """As `content` has it. A folder that is not there yet has no ranks."""
-        if self._said is None or time.monotonic() >= self._until:
+        if self._content is None or time.monotonic() >= self._until:
             try:
                 came = self._folder.look()
                 problems = self._folder.problems
             except ReadError as error:
                 came, problems = True, [str(error)]
-            if came or self._said is None:
-                self._said = content(JobTable(self._folder.ranks), problems)
+            if came or self._content is None:
+                self._content = content(JobTable(self._folder.ranks), problems)
             self._until = time.monotonic() + FRESH_S
-        return self._said
+        return self._content
 
     def page(self) -> tuple[bool, list[bytes]]:
         """/."""
-        return True, page(self.said(), live=True)
+        return True, page(self.content(), live=True)
 
     def numbers(self) -> tuple[bool, list[bytes]]:
         """/numbers.json."""
-        return True, [json.dumps(self.said(), separators=(",", ":")).encode()]
+        return True, [json.dumps(self.content(), separators=(",", ":")).encode()]
 
 
 def serve(folder: str, host: str, port: int) -> Port:

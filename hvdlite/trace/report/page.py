@@ -80,14 +80,14 @@ def _plotly() -> bytes:
     return plotly_js().encode()
 
 
-def page(said: dict[str, Any], live: bool = False) -> list[bytes]:
+def page(content: dict[str, Any], live: bool = False) -> list[bytes]:
     """The whole page in parts. The large one, which draws, is always the same object."""
-    numbers = json.dumps(said, separators=(",", ":")).replace("<", "\\u003c")
+    numbers = json.dumps(content, separators=(",", ":")).replace("<", "\\u003c")
     policy = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data: blob:"
     policy += "; connect-src 'self'" if live else ""
     before = (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        f"<title>hvdlite: {html.escape(said['title'])}</title>\n"
+        f"<title>hvdlite: {html.escape(content['title'])}</title>\n"
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
         f'<meta name="viewport" content="width=device-width"><style>{_STYLE}</style>\n'
         "<script>"

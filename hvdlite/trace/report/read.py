@@ -66,7 +66,7 @@ class RankFile:
         self.samples: dict[int, dict[str, Any]] = {}  # by step: buckets, memory
         self.bad = 0
         self._identity: tuple[int, int] | None = None
-        self._place, self._begun = 0, False
+        self._offset, self._begun = 0, False
 
     def more(self) -> bool:
         """Reads what has come since; whether something has. Raises ReadError for a file that is none of ours."""
@@ -74,14 +74,14 @@ class RankFile:
             with opened(self.path) as file:
                 found = os.fstat(file.fileno())
                 identity = (found.st_dev, found.st_ino)
-                if self._identity != identity or found.st_size < self._place:
+                if self._identity != identity or found.st_size < self._offset:
                     self._forget()
                     self._identity = identity
-                file.seek(self._place)
+                file.seek(self._offset)
                 return self._read(file)
         except OSError as error:  # without strerror: `opened` has named the cause
-            said = f"{self.path} cannot be read: {error.strerror}" if error.strerror else str(error)
-            raise ReadError(coded("HVD723", said)) from None
+            problem = f"{self.path} cannot be read: {error.strerror}" if error.strerror else str(error)
+            raise ReadError(coded("HVD723", problem)) from None
 
     def _read(self, file: Any) -> bool:
         came = False
@@ -93,7 +93,7 @@ class RankFile:
                         f"{self.path} has a line of more than {LINE_MAX} bytes: it is not a file of hvdlite [HVD723]"
                     )
                 return came
-            self._place += len(line)
+            self._offset += len(line)
             came = True
             if self._begun:
                 self._step(line)
@@ -118,19 +118,19 @@ class RankFile:
                 raise ValueError(f"a clock that is {offset!r} off")
             self.offset_ns = offset
         except (ValueError, KeyError, TypeError, RecursionError) as error:
-            said = f"{error} is missing" if isinstance(error, KeyError) else str(error)
-            raise ReadError(f"{self.path} is not a file of steps: {said[:200]} [HVD723]") from None
+            problem = f"{error} is missing" if isinstance(error, KeyError) else str(error)
+            raise ReadError(f"{self.path} is not a file of steps: {problem[:200]} [HVD723]") from None
         self._begun = True
 
     def _step(self, line: bytes) -> None:
         try:
-            said = json.loads(line)
-            row = [NONE if said.get(name) is None and name not in _NEEDED else _whole(said[name]) for name in COLUMNS]
+            entry = json.loads(line)
+            row = [NONE if entry.get(name) is None and name not in _NEEDED else _whole(entry[name]) for name in COLUMNS]
             steps = self.columns["step"]
             if steps and row[0] <= steps[-1]:
                 raise ValueError("steps go backwards")
-            moved = {str(plane)[:NAME_MAX]: _whole(number) for plane, number in (said.get("bytes") or {}).items()}
-            sample = self._sample(said) if "buckets" in said else None
+            moved = {str(plane)[:NAME_MAX]: _whole(number) for plane, number in (entry.get("bytes") or {}).items()}
+            sample = self._sample(entry) if "buckets" in entry else None
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             self.bad += 1
             return
@@ -143,16 +143,16 @@ class RankFile:
             if len(self.samples) > SAMPLES_MAX:
                 del self.samples[next(iter(self.samples))]
 
-    def _sample(self, said: dict[str, Any]) -> dict[str, Any]:
+    def _sample(self, line: dict[str, Any]) -> dict[str, Any]:
         buckets: list[dict[str, Any]] = [
             {
                 "tensors": _whole(each["tensors"]), "bytes": _whole(each["bytes"]), "start": _whole(each["start"]),
                 "end": _whole(each["end"]), "plane": str(each["plane"])[:NAME_MAX],
                 "names": [str(name)[:NAME_MAX] for name in each.get("names", [])[:3]],
             }
-            for each in said["buckets"][:BUCKETS_MAX]
+            for each in line["buckets"][:BUCKETS_MAX]
         ]  # fmt: skip
-        memory = {str(device)[:NAME_MAX]: _whole(number) for device, number in (said.get("memory") or {}).items()}
+        memory = {str(device)[:NAME_MAX]: _whole(number) for device, number in (line.get("memory") or {}).items()}
         return {"buckets": [each for each in buckets if each["end"] >= each["start"] > 0], "memory": memory}
 
     def __len__(self) -> int:
@@ -175,17 +175,17 @@ class Folder:
         try:
             names = sorted(name for name in os.listdir(self.path) if _FILE.fullmatch(name))
         except OSError as error:
-            said = no_folder(self.path) or f"{self.path} cannot be read: {error.strerror or error}"
-            raise ReadError(coded("HVD723", said)) from None
+            problem = no_folder(self.path) or f"{self.path} cannot be read: {error.strerror or error}"
+            raise ReadError(coded("HVD723", problem)) from None
         try:
             chosen = attempts.choose((self.path / name for name in names), self._before)
         except attempts.NoAttemptError as error:
             raise ReadError(coded("HVD723", f"{self.path}: {error}")) from None
         by_rank = attempts.of_rank(chosen.paths, _FILE)
-        gone = [rank for rank, file in self._files.items() if by_rank.get(rank) != file.path]
-        for rank in gone:
+        left = [rank for rank, file in self._files.items() if by_rank.get(rank) != file.path]
+        for rank in left:
             del self._files[rank]
-        came, self.problems = bool(gone), []
+        came, self.problems = bool(left), []
         for rank, path in by_rank.items():
             if rank >= RANKS_MAX:
                 self.problems.append(f"{path.name}: no job has so many ranks")
@@ -196,12 +196,12 @@ class Folder:
             except ReadError as error:
                 self.problems.append(str(error))
                 self._files[rank] = RankFile(path, rank)
-        self._tell_of_holes()
+        self._report_holes()
         older = attempts.note(chosen, f"hvdlite-trace report {self.path}")
         self.problems += [older] if older else []
         return came
 
-    def _tell_of_holes(self) -> None:
+    def _report_holes(self) -> None:
         bad = sum(file.bad for file in self._files.values())
         if bad:
             self.problems.append(

@@ -26,7 +26,7 @@ def overlap(table: JobTable) -> dict[str, Any] | None:
     """A picture with a menu of steps, the last one shown; None where no step tells of buckets."""
     from .figures import layout
 
-    steps = _told(table)
+    steps = _steps_with_buckets(table)
     if not steps:
         return None
     rows = _rows(table)
@@ -38,8 +38,8 @@ def overlap(table: JobTable) -> dict[str, Any] | None:
     each = len(data) // len(steps)
     buttons = [
         {"label": f"step {number}", "method": "restyle",
-         "args": ["visible", [at // each == place for at in range(len(data))]]}
-        for place, number in enumerate(steps)
+         "args": ["visible", [at // each == index for at in range(len(data))]]}
+        for index, number in enumerate(steps)
     ]  # fmt: skip
     made = layout("Computing and communication in one step (drag to zoom)", "ms since the first rank began it", "")
     made["barmode"] = "overlay"
@@ -52,12 +52,12 @@ def overlap(table: JobTable) -> dict[str, Any] | None:
     return {"data": data, "layout": made}
 
 
-def _told(table: JobTable) -> list[int]:
+def _steps_with_buckets(table: JobTable) -> list[int]:
     """Steps of which all ranks that tell of any tell: the last ones, and the longest."""
     sets = [set(file.samples) for file in table.files if file.samples]
     every = sorted(set.intersection(*sets)) if sets else []
-    places = np.searchsorted(table.steps, every)
-    longest = [every[at] for at in np.argsort(-np.nan_to_num(table.step[:, places]).max(axis=0))[:3]] if every else []
+    columns = np.searchsorted(table.steps, every)
+    longest = [every[at] for at in np.argsort(-np.nan_to_num(table.step[:, columns]).max(axis=0))[:3]] if every else []
     return sorted({*every[-(SHOWN - 3) :], *longest})
 
 

@@ -26,13 +26,13 @@ class JobTable:
         self.files = list(ranks)
         parts = [np.frombuffer(file.columns["step"], np.int64) for file in ranks]
         self.steps: Array = np.unique(np.concatenate(parts)) if parts else np.empty(0, np.int64)
-        places = [np.searchsorted(self.steps, part) for part in parts]
+        columns = [np.searchsorted(self.steps, part) for part in parts]
 
         def column(name: str, add: Sequence[int] | None = None) -> Array:
             found = np.full((len(ranks), len(self.steps)), np.nan)
-            for row, (file, place) in enumerate(zip(ranks, places)):
+            for row, (file, at) in enumerate(zip(ranks, columns)):
                 values = np.frombuffer(file.columns[name], np.int64)
-                found[row, place] = np.where(values == NONE, np.nan, (values + (add[row] if add else 0)) * MS)
+                found[row, at] = np.where(values == NONE, np.nan, (values + (add[row] if add else 0)) * MS)
             return found
 
         self.step, self.compute, self.exposed = column("step_ns"), column("compute_ns"), column("exposed_ns")
