@@ -21,7 +21,7 @@ BEGIN = "import os, pathlib, sys, time\nimport numpy as np\nimport hvdlite as hv
 PUSHES = """
 table = hvd.ps.Table("users", 500, 3, hvd.ps.Add(), reduce="sum", staleness=None)
 every, until, count = np.arange(500), time.monotonic() + 5.5, 0
-print("at", *hvd.ps.serving._serving.addresses, flush=True)
+print("at", *hvd.ps.cluster._serving.addresses, flush=True)
 while time.monotonic() < until:
     count += 1
     table.push(every, np.ones((500, 3)))
@@ -29,7 +29,7 @@ while time.monotonic() < until:
 hvd.rpc.start()
 hvd.rpc.serve()
 assert (table.pull(every) == sum(hvd.allgather_object(count))).all()
-print("equal", hvd.ps.serving.current().sent_again, flush=True)
+print("equal", hvd.ps.cluster.current().sent_again, flush=True)
 """
 
 

@@ -114,7 +114,7 @@ def ranks_learn(path):
 @pytest.mark.parametrize("backend", ["tensorflow", *everything("torch")])
 def test_on_each_backend(backend, tmp_path):
     alone = "(t.fit_is_that_of_a_dense_layer, t.mistakes_are_told)[hvd.rank()]()"
-    program = f"import sys, test_ps_keras as t, hvdlite as hvd; t.ranks_learn(sys.argv[1]); {alone}"
+    program = f"import sys, ranks, test_ps_keras as t, hvdlite as hvd; t.ranks_learn(sys.argv[1]); {alone}"
     words = ("-np", 2, sys.executable, "-c", program, tmp_path)  # each start of a backend takes seconds
     code, out, err = launch(
         *words, KERAS_BACKEND=backend, PYTHONPATH=str(Path(__file__).resolve().parents[1] / "support")
