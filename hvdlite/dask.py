@@ -75,23 +75,23 @@ def run(
     distributed = driver.library("distributed", "dask")
     if not isinstance(client, distributed.Client) or client.asynchronous:
         raise TypeError(f"run() needs a synchronous client of distributed, not {client!r} [HVD244]")
-    call, given = driver.call_of(fn, args, kwargs), driver.variables(env)
+    call, variables = driver.call_of(fn, args, kwargs), driver.variables(env)
     chosen = _chosen(client, num_proc, workers)
     store = driver.DriverStore(len(chosen), _address(distributed, chosen), start_timeout)
     futures: dict[Any, int] = {}
     with contextlib.ExitStack() as ends:
         ends.callback(store.close)
-        for place in sorted(chosen):
+        for each in sorted(chosen):
             with client.as_current():
-                lock = distributed.Lock(f"hvdlite {place}")
+                lock = distributed.Lock(f"hvdlite {each}")
             if not lock.acquire(timeout=start_timeout):
-                raise HvdRunError(f"{place} has been busy with another job of hvdlite for {start_timeout:g} s [HVD404]")
+                raise HvdRunError(f"{each} has been busy with another job of hvdlite for {start_timeout:g} s [HVD404]")
             ends.callback(lock.release)
         ends.callback(lambda: client.cancel(list(futures)))
-        for rank, place in enumerate(chosen):
-            environ = {**given, **store.environ(rank)}
+        for rank, worker in enumerate(chosen):
+            environ = {**variables, **store.environ(rank)}
             future = client.submit(
-                _made, environ, call, workers=[place], allow_other_workers=False, pure=False, retries=0
+                _made, environ, call, workers=[worker], allow_other_workers=False, pure=False, retries=0
             )
             futures[future] = rank
         try:
@@ -119,7 +119,7 @@ def _chosen(client: Any, num_proc: int | None, workers: Sequence[str] | None) ->
             f"{size or 'some'} ranks are asked for, and {had} {len(named)} workers: each worker process is "
             "one rank [HVD404]"
         )
-    if any(place.startswith("inproc:") for place in named):
+    if any(worker.startswith("inproc:") for worker in named):
         raise HvdRunError("the workers are threads of this process: use LocalCluster(processes=True) [HVD404]")
     return named[:size]
 
@@ -132,11 +132,11 @@ def _there(client: Any) -> list[str]:
     return there
 
 
-def _address(distributed: Any, places: Sequence[str]) -> str:
+def _address(distributed: Any, workers: Sequence[str]) -> str:
     """Of this host, towards the workers."""
     from .launcher.hosts import address
 
-    return address.towards([distributed.comm.get_address_host(place) for place in places])
+    return address.towards([distributed.comm.get_address_host(worker) for worker in workers])
 
 
 @contextlib.contextmanager

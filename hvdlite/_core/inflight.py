@@ -107,9 +107,9 @@ class Flight:
         if handle:
             lib.hvd_forget(handle)
             self.native.handle = 0
-        self.land()
+        self.complete()
 
-    def land(self) -> None:
+    def complete(self) -> None:
         """It is over and forgotten: its name and itself are free again. The owner has let go of it before."""
         request, self.request, self.keep, self.free = self.request, None, None, False
         if request is not None and request.name is not None and in_flight.get(request.name) is self:
@@ -140,9 +140,9 @@ class Flights:
         for owner in self.owners:
             if owner.handle:
                 lib.hvd_forget(owner.handle)
-        self.land()
+        self.complete()
 
-    def land(self) -> None:
+    def complete(self) -> None:
         """They are over and forgotten."""
         _several.discard(self)
 
@@ -152,8 +152,8 @@ class BatchedFlight(Flight):
 
     __slots__ = ("_group",)
 
-    def __init__(self, group: Flights, place: int) -> None:
-        self.native = group.owners + place
+    def __init__(self, group: Flights, index: int) -> None:
+        self.native = group.owners + index
         self.keep = self.request = None
         self.free = False
         self._group = group
@@ -161,7 +161,7 @@ class BatchedFlight(Flight):
     def _rests(self) -> None:
         self._group.left -= 1
         if self._group.left == 0:
-            self._group.land()
+            self._group.complete()
 
 
 def take() -> Flight:

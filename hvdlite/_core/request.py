@@ -199,7 +199,7 @@ class Pending:
             return
         flight.native.handle = 0
         self._flight = None
-        flight.land()
+        flight.complete()
 
     def __del__(self) -> None:
         flight = getattr(self, "_flight", None)  # a signal handler may raise before there is any
@@ -253,7 +253,7 @@ def made(
     return Request(native, known_as, (c_name, c_splits))
 
 
-class Given(NamedTuple):
+class Submission(NamedTuple):
     """What a submission needs to know: of which request, where its tensors lie, and what holds them. ready, follow: as
     `given` has them."""
 
@@ -265,11 +265,11 @@ class Given(NamedTuple):
     ready: tuple[int, Any] | None
 
 
-def given(
+def submission(
     kind: int, op: int, dtype: int, name: str | None, shape: tuple[int, ...], source: int, target: int, keep: Any, *,
     device: int = 0, ready: tuple[int, Any] | None = None, follow: Callable[[int, Any], None] | None = None,
     found: Callable[[], int] | None = None, **more: Any
-) -> Given:  # fmt: skip
+) -> Submission:  # fmt: skip
     """One contiguous tensor for `submit` or `submit_group`. `source` and `target` are addresses, `keep` is everything
     whose memory the core may touch. `more`: as `request` has it; `priority`: the same on all ranks, of what is ready
     together, greater goes first.
@@ -283,8 +283,8 @@ def given(
         sick = found() if found is not None and kind in _REDUCES else 0
         known = known.placed(device, 0 if ready is None else ready[0], sick)
         keep = (keep, ready)
-        tell_of_devices()
-    return Given(known, source, target, keep, follow, ready)
+        report_device_notice()
+    return Submission(known, source, target, keep, follow, ready)
 
 
 def submit(*what: Any, quiet: int = NOW, **more: Any) -> Pending:
@@ -297,11 +297,11 @@ def submit(*what: Any, quiet: int = NOW, **more: Any) -> Pending:
     Raises ValueError (unsupported dtype or op, the name is in flight, no int32 as priority), HvdNotInitializedError,
     HvdPeerLostError.
     """
-    known, source, target, keep, follow, ready = given(*what, **more)
+    known, source, target, keep, follow, ready = submission(*what, **more)
     return Pending(known, follow, ready).start(source, target, quiet, keep)  # splits are borrowed until it is finished
 
 
-def submit_group(members: Sequence[Given], quiet: int) -> list[Pending]:
+def submit_group(members: Sequence[Submission], quiet: int) -> list[Pending]:
     """Hands all over in one call, so that nothing comes between them: half a group would never become ready. All is
     looked at before. Raises as `submit`."""
     if not members:
@@ -316,11 +316,11 @@ def submit_group(members: Sequence[Given], quiet: int) -> list[Pending]:
     natives, pointers = ffi.new("struct hvd_request[]", count), ffi.new("struct hvd_request *[]", count)
     group = Flights(count, members)
     pendings = []
-    for place, (known, source, target, keep, follow, ready) in enumerate(members):
-        natives[place] = known.native[0]
-        native = pointers[place] = natives + place
+    for index, (known, source, target, keep, follow, ready) in enumerate(members):
+        natives[index] = known.native[0]
+        native = pointers[index] = natives + index
         native.input, native.output, native.quiet = ffi.cast("void *", source), ffi.cast("void *", target), quiet
-        flight = BatchedFlight(group, place)
+        flight = BatchedFlight(group, index)
         flight.keep, flight.request = keep, known
         if known.name is not None:
             in_flight[known.name] = flight
@@ -331,7 +331,7 @@ def submit_group(members: Sequence[Given], quiet: int) -> list[Pending]:
     return pendings
 
 
-def tell_of_devices() -> bool:
+def report_device_notice() -> bool:
     """Prints the core's warning about devices once, on the first rank of the set that it is about: True."""
     text = thread.text
     fresh: bool = lib.hvd_notice(text, TEXT_BYTES) == 1

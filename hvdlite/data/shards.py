@@ -88,7 +88,7 @@ def shard(
     if uneven not in UNEVEN:
         raise ValueError(f"uneven={uneven!r}: must be one of {', '.join(map(repr, UNEVEN))} [HVD240]")
     deal = _Deal(process_set.rank(), process_set.size(), shuffle, seed, uneven)
-    first = FirstBatch.wanted(check, process_set)
+    first = FirstBatch.if_enabled(check, process_set)
     if isinstance(data, (str, bytes)):
         raise TypeError(f"cannot shard a {type(data).__name__}: make it a list of samples [HVD240]")
     if _has_no_order(data):

@@ -224,8 +224,8 @@ class State:
             if timestamp > self._last_updated_timestamp:  # of this process alone: clocks of hosts differ
                 self._last_updated_timestamp = timestamp
                 what |= update
-        told = what, news.get("end"), self._file is not None and self._file.taken
-        what, ends, taken = self._bcast_object(told)
+        mine = what, news.get("end"), self._file is not None and self._file.taken
+        what, ends, taken = self._bcast_object(mine)
         if self._file is not None:
             self._file.taken = taken  # the next rank 0 leaves the file alone, too
         if ends:
@@ -388,12 +388,12 @@ def run_fn(func: Callable[..., Any], reset: Callable[[], None]) -> Callable[...,
         elastic_member.calls += 1
         elastic_member.trains(False)
         # follows when ranks have met
-        met: Callable[[], None] | None = state.on_reset if elastic_member.enter() else None
+        reset_done: Callable[[], None] | None = state.on_reset if elastic_member.enter() else None
         while True:
             try:
-                if met is not None:
-                    _meet(reset, cause)
-                    met()
+                if reset_done is not None:
+                    _rejoin(reset, cause)
+                    reset_done()
                 cause = _synchronize(state)
                 if cause is None:
                     result = _trained(func, state, args, kwargs)
@@ -414,7 +414,7 @@ def run_fn(func: Callable[..., Any], reset: Callable[[], None]) -> Callable[...,
             except Exception:
                 elastic_member.trains(None)
                 raise
-            met = state.on_reset
+            reset_done = state.on_reset
 
     return wrapper
 
@@ -426,15 +426,15 @@ def _synchronize(state: State) -> HvdMismatchError | None:
         state._call = elastic_member.calls
         state._begin()
     mine = elastic_member.commit, elastic_member.calls, state._form()
-    told = allgather_object(mine, "elastic.commits") if elastic_member.is_elastic() else [mine]
-    commits, file = [commit for commit, *_ in told], state._file
+    reported = allgather_object(mine, "elastic.commits") if elastic_member.is_elastic() else [mine]
+    commits, file = [commit for commit, *_ in reported], state._file
     if state._rank() == 0:
         elastic_member.news()  # from here on the launcher knows that they train
     if file is not None and file.unread and state._rank() == 0:  # of ranks with state and without it, rank 0 has it
         file.load_into(state)
     state._number = max(0, commits[0])
     try:
-        state_form.require_same([each[1:] for each in told])
+        state_form.require_same([each[1:] for each in reported])
         state.sync()
     except HvdMismatchError as error:
         unfit = {rank for rank in error.ranks if commits[rank] < 0 <= commits[0]}
@@ -479,7 +479,7 @@ def _is_loss(error: Exception, state: State) -> bool:
     return True
 
 
-def _meet(reset: Callable[[], None], cause: Exception | None) -> None:
+def _rejoin(reset: Callable[[], None], cause: Exception | None) -> None:
     """The ranks meet anew, as often as it takes. Ends this process if it was removed from the job."""
     while True:
         try:

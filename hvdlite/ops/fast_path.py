@@ -24,7 +24,7 @@ from .tensors import Tensors
 _SIMPLE = frozenset((str, int, float, bool, type(None), type, Op))  # what stays what it was
 
 
-class Landing(Handle):
+class DirectHandle(Handle):
     """The handle of one tensor whose result lies where it shall be when the core has finished."""
 
     __slots__ = ("_adapter", "_flight", "_in_place")
@@ -58,7 +58,7 @@ class Landing(Handle):
                     if self._in_place and self._error is None:
                         self._adapter.written(self._result)
                     self._flight = None
-                    flight.land()
+                    flight.complete()
         if self._error is not None:
             raise self._error
         return self._result

@@ -31,7 +31,7 @@ _FOLLOWS_S = 3.0  # Train looks every 2 s, and shows all errors that are there, 
 
 
 @contextlib.contextmanager
-def _told() -> Iterator[None]:
+def _reported() -> Iterator[None]:
     """Around the training function."""
     environ, failure = config.environ(), None
     try:
@@ -68,7 +68,7 @@ class HvdliteConfig(BackendConfig):  # type: ignore[misc]
 
     @property
     def train_func_context(self) -> Callable[[], AbstractContextManager[None]]:
-        return _told
+        return _reported
 
 
 class _Backend(Backend):  # type: ignore[misc]
@@ -81,11 +81,11 @@ class _Backend(Backend):  # type: ignore[misc]
         hosts = worker_group.execute(machine_id.host_id)
         address = ray.util.get_node_ip_address()
         self._store = driver.DriverStore(len(hosts), address, backend_config.start_timeout)
-        told = []
+        pending = []
         for rank, host in enumerate(hosts):
             environ = self._store.environ(rank, (hosts[:rank].count(host), hosts.count(host)))
-            told.append(worker_group.execute_single_async(rank, driver.become, environ))
-        ray.get(told)
+            pending.append(worker_group.execute_single_async(rank, driver.become, environ))
+        ray.get(pending)
 
     def on_shutdown(self, worker_group: Any, backend_config: HvdliteConfig) -> None:
         if self._store is not None:

@@ -42,7 +42,7 @@ def check_passes(passes: object) -> None:
         raise ValueError(f"backward_passes_per_step={passes!r}: must be a whole number of at least 1 [HVD222]")
 
 
-class GradientBook:
+class GradientTracker:
     """Counts passes, and what has travelled since the last step. Not thread-safe: the optimizer holds a lock."""
 
     def __init__(self, passes_per_step: int = 1) -> None:
@@ -150,7 +150,7 @@ class GradientBook:
         """Whether a backward pass has ever reached a parameter more than once, or nested."""
         return bool(self._often)
 
-    def under_way(self) -> bool:
+    def in_flight(self) -> bool:
         """Whether a round has begun, and not landed."""
         return bool(self._sent) and not self.complete
 
@@ -164,16 +164,16 @@ class GradientBook:
         self._sent.clear()
         self._begin_window()
 
-    def place(self) -> tuple[list[int], int, bool, bool, bool] | None:
+    def position(self) -> tuple[list[int], int, bool, bool, bool] | None:
         """What has been counted and reduced since the last step, for `go_on`. None: nothing."""
         if not (self._ended or self._closing or self.reduced or any(self._passes)):
             return None
         return list(self._passes), self._ended, self._closing, self.reduced, self.complete
 
-    def go_on(self, place: tuple[list[int], int, bool, bool, bool]) -> None:
+    def go_on(self, position: tuple[list[int], int, bool, bool, bool]) -> None:
         """From where `place` was called."""
         self.reset()
-        passes, self._ended, self._closing, self.reduced, self.complete = place
+        passes, self._ended, self._closing, self.reduced, self.complete = position
         self._passes = list(passes)
 
     def reset(self) -> None:

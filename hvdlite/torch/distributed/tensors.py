@@ -35,7 +35,7 @@ class Part(NamedTuple):
     room: int = 0
 
 
-def place_of(tensors: Sequence[torch.Tensor]) -> CudaDevice | None:
+def gpu_of(tensors: Sequence[torch.Tensor]) -> CudaDevice | None:
     """The GPU on which all of these lie; None: they lie in the CPU's memory. Raises ValueError where some lie
     elsewhere: the core would take the address of one for that of the other."""
     for each in tensors:
@@ -78,7 +78,7 @@ def dtype_of(tensor: torch.Tensor) -> int:
     return found if found is not None else _ADAPTER.view(tensor).dtype  # which raises
 
 
-def land(source: torch.Tensor, target: torch.Tensor) -> None:
+def copy_back(source: torch.Tensor, target: torch.Tensor) -> None:
     """What came to a copy goes to the caller's tensor."""
     if source is target:
         return
@@ -100,7 +100,7 @@ def fresh(target: torch.Tensor) -> torch.Tensor:
 
 def fetch(target: torch.Tensor, pending: _core.Pending) -> None:
     """What a ragged collective brought comes to a contiguous tensor that has room for just this."""
-    device = place_of([target])
+    device = gpu_of([target])
     if device is not None:
         device.fetch(pending.native, target.data_ptr(), pending.ready)
     else:
@@ -121,14 +121,14 @@ def fill(
     for rows in gathered.rows_of:
         starts.append((at, rows * row))
         at += rows * row
-    base, flat = byte_exchange.place_of(gathered.address), None
+    base, flat = byte_exchange.pointer_address(gathered.address), None
     if pending.ready is not None and targets:  # on a device
         if whole is None or whole.numel() * whole.element_size() != gathered.bytes:
             whole = torch.empty(gathered.bytes, dtype=torch.uint8, device=targets[0].device)
         fetch(whole, pending)
         base, flat = whole.data_ptr(), whole.view(-1).view(torch.uint8)
-    for target, place in zip(targets, order):
-        start, count = starts[place]
+    for target, position in zip(targets, order):
+        start, count = starts[position]
         room = target.numel() * target.element_size()
         if count != room:
             raise ValueError(
@@ -141,8 +141,8 @@ def fill(
         if flat is None:
             byte_exchange.move(into.data_ptr(), base + start, count)
         else:
-            land(flat[start : start + count], into)
-        land(into, target)
+            copy_back(flat[start : start + count], into)
+        copy_back(into, target)
 
 
 def joined(tensors: Sequence[torch.Tensor]) -> torch.Tensor:

@@ -46,12 +46,12 @@ class HvdWork(Work):
 
     def __init__(
         self, pending: list[_core.Pending], results: list[torch.Tensor], limit: float | None,
-        said: Callable[[], str], finish: Callable[[list[_core.Pending]], Any] | None = None,
+        text: Callable[[], str], finish: Callable[[list[_core.Pending]], Any] | None = None,
         device: CudaDevice | None = None, line: futures.FutureQueue | None = None
     ) -> None:  # fmt: skip
         super().__init__()
         self._pending, self._finish, self._results, self._limit = pending, finish, results, limit
-        self._said = said  # for errors: which call of which group
+        self._text = text  # for errors: which call of which group
         self._device, self._line = device, line
         self._completed: torch.cuda.Event | None = None  # on a GPU: after the result
         self._turn = threading.Lock()  # threads wait one after the other
@@ -70,12 +70,12 @@ class HvdWork(Work):
             until = None if seconds is None else time.monotonic() + seconds
             if not self._turn.acquire(timeout=-1 if seconds is None else seconds):
                 raise HvdTimeoutError(
-                    f"{self._said()}: rank {_core.rank()} has waited its whole timeout of {seconds:g} s for another "
+                    f"{self._text()}: rank {_core.rank()} has waited its whole timeout of {seconds:g} s for another "
                     "thread that waits for the same Work [HVD502]"
                 )
             try:
                 with ranged("wait"):
-                    self._land(until, seconds)
+                    self._complete(until, seconds)
             finally:
                 self._turn.release()
         _held.discard(self)
@@ -85,14 +85,14 @@ class HvdWork(Work):
             self._device.behind(self._completed)
         return True
 
-    def _land(self, until: float | None, seconds: float | None) -> None:
+    def _complete(self, until: float | None, seconds: float | None) -> None:
         """Waits, and lets the result land. Its outcome is kept, a limit of time that passes is raised."""
         if self._ended:
             return
         if until is not None and seconds is not None:
             self._within(until, seconds)
         errors = [each.ended() for each in self._pending]
-        self._error = next((named(each, self._said) for each in errors if each is not None), None)
+        self._error = next((named(each, self._text) for each in errors if each is not None), None)
         if self._error is None:
             try:
                 if self._finish is not None:
@@ -100,7 +100,7 @@ class HvdWork(Work):
                 if self._device is not None:
                     self._completed = self._device.completed(self._pending[0].ready)
             except Exception as error:
-                self._error = named(error, self._said)
+                self._error = named(error, self._text)
         self._ended, self._finish = True, None
         over, self._pending = self._pending, []
         for each in over:
@@ -111,7 +111,7 @@ class HvdWork(Work):
             if not _core.within(each.native, max(until - time.monotonic(), 0.0)):
                 error = _core.too_late(each.native, each.request, seconds, AGAIN)
                 if error is not None:
-                    raise named(error, self._said)
+                    raise named(error, self._text)
 
     def _poll(self) -> bool:
         return all(each.done() for each in self._pending)
@@ -181,10 +181,10 @@ class HvdWork(Work):
 AGAIN = "wait() waits for it again"
 
 
-def named(error: BaseException, said: Callable[[], str]) -> BaseException:
+def named(error: BaseException, text: Callable[[], str]) -> BaseException:
     """The same error, whose text begins with the call of the group that it is about."""
     if error.args and isinstance(error.args[0], str) and not error.args[0].startswith("process group"):
-        error.args = (f"{said()}: {error.args[0]}", *error.args[1:])
+        error.args = (f"{text()}: {error.args[0]}", *error.args[1:])
     return error
 
 

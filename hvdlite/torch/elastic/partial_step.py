@@ -42,19 +42,19 @@ def kept(parts: Sequence[Any]) -> _Kept | None:
     """Of these models and optimizers what the commit needs to complete a step. None: nothing. Gradients that are under
     way are waited for."""
     parameters, owners = _of(parts)
-    places, gradients = {}, {}
+    positions, gradients = {}, {}
     for number, owner in enumerate(owners):
-        if owner.book.under_way() and owner.failed is None:
+        if owner.tracker.in_flight() and owner.failed is None:
             owner.finish()
-        place = owner.book.place()
-        if place is not None:
-            places[number] = place
-    opened = [owners[number] for number in places]
+        position = owner.tracker.position()
+        if position is not None:
+            positions[number] = position
+    opened = [owners[number] for number in positions]
     for number, parameter in enumerate(parameters):
         gradient, owner_ = parameter.grad, owner_of(parameter)
         if gradient is not None and (owner_ is None or owner_ in opened or not parameter.requires_grad):
             gradients[number] = gradient.detach().clone()
-    return {"places": places, "gradients": gradients} if places or gradients else None
+    return {"places": positions, "gradients": gradients} if positions or gradients else None
 
 
 def has_sums(what: _Kept | None) -> bool:
@@ -76,5 +76,5 @@ def go_back(parts: Sequence[Any], what: _Kept | None) -> None:
     for number, parameter in enumerate(parameters):
         gradient = gradients.get(number)
         parameter.grad = None if gradient is None else gradient.to(parameter.device, copy=True)
-    for number, place in what["places"].items() if what else ():
-        owners[number].book.go_on(place)
+    for number, position in what["places"].items() if what else ():
+        owners[number].tracker.go_on(position)

@@ -73,8 +73,8 @@ class _Arrived(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Any) -> Any:
         kept = [i for i, counts in enumerate(ctx.differentiable) if counts]
         returned = _RULES[ctx.past.kind](_of(ctx.past, kept), [gradients[i] for i in kept])
-        wanted = dict(zip(kept, returned))
-        return None, None, *(wanted.get(i) for i in range(len(ctx.past.shapes)))
+        of_input = dict(zip(kept, returned))
+        return None, None, *(of_input.get(i) for i in range(len(ctx.past.shapes)))
 
 
 def _of(past: Past, kept: list[int]) -> Past:
@@ -93,11 +93,11 @@ def attach(past: Past, result: Any, tensors: tuple[torch.Tensor, ...]) -> Any:
 
 
 def join_scatter(
-    ops: Any, tensor: torch.Tensor | None, result: torch.Tensor, wanted: bool, name: str | None, terms: Terms
+    ops: Any, tensor: torch.Tensor | None, result: torch.Tensor, requires_grad: bool, name: str | None, terms: Terms
 ) -> torch.Tensor:
     """The result of a scatter. The root's tensor is None elsewhere, and yet all must help with its gradient: the
     scatter told whether there will be one."""
-    if not wanted or not torch.is_grad_enabled():
+    if not requires_grad or not torch.is_grad_enabled():
         return result
     is_root = tensor is not None
     source = tensor if tensor is not None else torch.empty(0, dtype=result.dtype, requires_grad=True)

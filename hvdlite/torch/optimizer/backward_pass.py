@@ -167,7 +167,7 @@ class Backward:
                 waiting.remove(participant)
                 failure = failure or error
         for participant in waiting:
-            completed = participant.land()
+            completed = participant.complete_round()
             failure = failure or completed
         return failure
 

@@ -31,7 +31,7 @@ from ...ops import Handle
 from ..ops import plain
 
 if TYPE_CHECKING:
-    from ...training.gradient_tracker import GradientBook
+    from ...training.gradient_tracker import GradientTracker
     from .backward_pass import Backward
     from .buckets import Carrier
     from .gradient_codec import Flight, Wire
@@ -53,9 +53,9 @@ TORN = (
 _NOTE = -1  # in the book: the agreement on what travels in this round is under way
 _SHAPE = (0,) * 8  # as many dimensions as there can be
 _SHOWN = 3
-_SAID = r"(ranks? \d[\d, and-]*?)(?: said|:) (?:(?!ranks? \d)[^\n])*?"
-_SKIPPED = re.compile(_SAID + re.escape(str(list(_SHAPE))))
-_MISSED = re.compile(f"{_SAID}{PRIORITY}")
+_RANKS = r"(ranks? \d[\d, and-]*?)(?: said|:) (?:(?!ranks? \d)[^\n])*?"
+_SKIPPED = re.compile(_RANKS + re.escape(str(list(_SHAPE))))
+_MISSED = re.compile(f"{_RANKS}{PRIORITY}")
 _NAMED = re.compile(r"tensor '(?:(?:grouped_)?allreduce\.)?([^']*)'")
 
 
@@ -74,7 +74,7 @@ def send_skipped_group(wire: Wire, numbers: Sequence[int], name: str) -> list[Ha
     return [plain.grouped_allreduce_async_(tensors, name=name, **wire.settings)]
 
 
-def told(error: Exception) -> HvdMismatchError | None:
+def skip_error(error: Exception) -> HvdMismatchError | None:
     """The error that says which rank has skipped the pass, if that is why the exchange failed."""
     found = _SKIPPED.search(str(error)) if isinstance(error, HvdMismatchError) else None
     if found is None:
@@ -144,7 +144,7 @@ class Skips:
 
     def wait(self) -> None:
         """Raises the first failure that is no mismatch."""
-        failure = land_all(handle.wait for handle in self._handles)
+        failure = wait_for_all(handle.wait for handle in self._handles)
         if failure is not None:
             raise failure
 
@@ -172,7 +172,7 @@ class Skipping:
     """The part of an exchange that deals with what an exception has left."""
 
     wire: Wire
-    book: GradientBook
+    tracker: GradientTracker
     hooks: Hooks
     carrier: Carrier
     in_flight: dict[int, Flight]
@@ -196,7 +196,7 @@ class Skipping:
         """After an exception: what was handed over is under way, and nothing else, whatever had been noted by then."""
         for number, flight in list(self.in_flight.items()):
             if flight.begun():
-                self.book.sent(number)
+                self.tracker.sent(number)
             else:
                 del self.in_flight[number]
 
@@ -211,7 +211,7 @@ class Skipping:
 
     def falls(self, backward: Backward) -> bool:
         """Of a pass that has failed for others: is it, on other ranks, the last of our window, too?"""
-        return self.failed is None and self.book.closes() and not self.book.under_way()
+        return self.failed is None and self.tracker.closes() and not self.tracker.in_flight()
 
     def interrupted(self, backward: Backward) -> None:
         """A signal handler, mostly, has raised while the end of the pass was dealt with."""
@@ -224,7 +224,7 @@ class Skipping:
         self._settle()
         if self.behind is VOID:
             return
-        untaken = self.lost is None and (self.book.under_way() or self.book.complete)
+        untaken = self.lost is None and (self.tracker.in_flight() or self.tracker.complete)
         self.behind = TORN if within or self.behind is TORN else UNTAKEN if untaken else None
 
     def look_behind(self) -> None:
@@ -252,20 +252,20 @@ class Skipping:
 
     def all_sent(self, silent: list[int]) -> None:
         """All gradients of the round are under way, but for these, which are not sent. May be called again in it."""
-        if not self.book.is_sent(_NOTE):
+        if not self.tracker.is_sent(_NOTE):
             self.wire.all_sent(silent)
-            self.book.sent(_NOTE)
+            self.tracker.sent(_NOTE)
 
     def skipped(self) -> Exception | None:
         """Wait for them and for all that is under way: then the round has ended on all ranks."""
         with self._lock, torch.no_grad():
-            waits = [flight.land for flight in dict.fromkeys(self.in_flight.values())]
-            failure = land_all([self._skip_lacking, *waits, self.skips.wait, self.wire.round_over])
+            waits = [flight.complete for flight in dict.fromkeys(self.in_flight.values())]
+            failure = wait_for_all([self._skip_lacking, *waits, self.skips.wait, self.wire.round_over])
             self.failed, self.skips, self.behind = None, Skips(), VOID
             self.in_flight.clear()
             self._late.clear()
             self.hooks.noted.clear()
-            self.book.reset()
+            self.tracker.reset()
             self._over(False)
         return failure
 
@@ -297,7 +297,7 @@ def forget(exchange: Exchange) -> None:
     exchange.behind = exchange.void = exchange.untaken = None
 
 
-def land_all(waits: Iterable[Callable[[], object]]) -> Exception | None:
+def wait_for_all(waits: Iterable[Callable[[], object]]) -> Exception | None:
     """Wait for everything. The first failure that is no mismatch, which is what skips are for."""
     failure: Exception | None = None
     for wait in waits:
@@ -331,7 +331,7 @@ class Untaken:
         self._first = next((each for each in parameters if each.requires_grad), None)
         self._version = None if self._first is None else self._first._version
 
-    def told_by(self, names: Sequence[str], silent: Sequence[int]) -> int | None:
+    def reporter(self, names: Sequence[str], silent: Sequence[int]) -> int | None:
         """The number of the gradient that reports it: the first by its name of those that travelled in the last round,
         which is the same on all ranks. None: the parameter has been written to since."""
         if self._first is None or self._first._version != self._version:

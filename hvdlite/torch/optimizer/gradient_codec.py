@@ -64,7 +64,7 @@ class Flight:
         """Whether it has been sent."""
         return not isinstance(self._handle, Sent) or self._handle.begun()
 
-    def land(self) -> None:
+    def complete(self) -> None:
         """Wait, and put the result where it belongs. Raises why the exchange failed."""
         result = self._handle.wait()
         if self._arrive is not None:
@@ -96,7 +96,7 @@ class Wire:
         self.agreement = Agreement(suffix, process_set)
         self.start = StartCheck(suffix, process_set)
         self.settings: dict[str, Any] = {}
-        self.tells: int | None = None  # in this round, the gradient that tells of a step not taken (`Untaken`)
+        self.reporting: int | None = None  # in this round, the gradient that tells of a step not taken (`Untaken`)
         self._runs: dict[tuple[int, ...], GradientRun] = {}
         self._stay: dict[int, weakref.ref[torch.Tensor]] = {}  # gradients of shared memory, as they were last sent
         self.refresh()
@@ -129,7 +129,7 @@ class Wire:
 
     def _send(self, number: int) -> Flight:
         gradient = self._gradient(number)
-        priority = PRIORITY if number == self.tells else 0
+        priority = PRIORITY if number == self.reporting else 0
         if gradient.layout is not torch.strided:
             return self._send_sparse(number, gradient, priority)
         settings = {**self.settings, "priority": priority} if priority else self.settings
@@ -149,7 +149,7 @@ class Wire:
         """
         if not self.uncompressed or self.shares is not None or self.known_sparse:
             return None
-        if self.tells is not None and self.tells in numbers:
+        if self.reporting is not None and self.reporting in numbers:
             return None
         run = self._runs.get(numbers)
         if run is None:
@@ -199,7 +199,7 @@ class Wire:
             for each, result in zip(unpack, results):
                 each(result)
 
-        terms = self.terms._replace(priority=PRIORITY) if self.tells in numbers else self.terms
+        terms = self.terms._replace(priority=PRIORITY) if self.reporting in numbers else self.terms
         return Flight(numbers, plain.reduced_async_(list(packed), name, terms), arrive)
 
     def is_sparse(self, number: int) -> bool:
@@ -354,7 +354,7 @@ class Wire:
         if self.shares is not None:
             self.shares.close()
         try:
-            if self.agreement.asked:
+            if self.agreement.requested:
                 self.start.compare(self.parameters, self.names)
         except Exception as error:
             if is_outcome(error):  # else a signal handler's: it is compared again
