@@ -4,7 +4,7 @@
     accuracies = run(client, train, args=(config,), num_proc=4)  # train() calls hvd.init()
 
 A rank is a task that is pinned to a worker, and there is one per worker, in a thread of its pool: `client.run` would
-hold the worker's event loop, and it would not be heard of any more. Where a pinned task's worker dies, Dask starts
+hold the worker's event loop, and it would not answer any more. Where a pinned task's worker dies, Dask starts
 another at a new address and waits for the old one for ever, so this looks which workers are there. Jobs lock their
 workers, in the order of addresses, so that two jobs in one cluster follow each other.
 
@@ -160,7 +160,7 @@ def _made(environ: Mapping[str, str | None], call: bytes) -> driver.Answer:
 def _gathered(
     distributed: Any, client: Any, chosen: Sequence[str], futures: Mapping[Any, int], store: driver.DriverStore
 ) -> driver.WorkerAnswers:
-    """Answers as they come, and workers that are gone."""
+    """Answers as they come, and workers that are lost."""
     gathered, waiting = driver.WorkerAnswers(len(chosen)), dict(futures)
     while not gathered.over:
         began = time.monotonic()

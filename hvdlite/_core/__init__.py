@@ -1,4 +1,4 @@
-"""Where Python meets the C core: the only package that imports hvdlite._cffi.
+"""Bindings of the C core: the only package that imports hvdlite._cffi.
 
 `library` is the compiled core as Python sees it: tables, errors, topology, process sets. `request` hands requests
 over and waits for them, `inflight` keeps tensor memory alive while the core works on it; `request_batch` is for

@@ -42,7 +42,7 @@ _several: set[Flights] = set()  # those in flight, likewise
 
 
 class Abandoned(Protocol):
-    """What may be in flight when its owner is gone."""
+    """What may be in flight after its owner has dropped it."""
 
     def over(self) -> bool:
         """Whether the core is done with it."""
@@ -56,9 +56,9 @@ class Abandoned(Protocol):
 class Flight:
     """One request in flight, or none: the memory that the core may touch (`keep`), and the handle.
 
-    From `take` to `land` it has one owner, which drops its reference before `land`. Threads that wait for one handle do
-    so one after the other (`turn`). `free`: the owner has dropped it or knows that it is over, so its name may come
-    again.
+    From `take` to `complete` it has one owner, which drops its reference before `complete`. Threads that wait for one
+    handle do so one after the other (`turn`). `free`: the owner has dropped it or knows that it is over, so its name
+    may come again.
     """
 
     __slots__ = ("free", "keep", "native", "request", "turn")
@@ -77,7 +77,7 @@ class Flight:
         return not handle or _poll(handle) != _AGAIN
 
     def polled(self) -> bool:
-        """`over`, asked by its owner."""
+        """`over`, called by its owner."""
         self.free = self.over()
         return self.free
 
@@ -110,7 +110,7 @@ class Flight:
         self.complete()
 
     def complete(self) -> None:
-        """It is over and forgotten: its name and itself are free again. The owner has let go of it before."""
+        """It is over and forgotten: its name and itself are free again. The owner has dropped it before."""
         request, self.request, self.keep, self.free = self.request, None, None, False
         if request is not None and request.name is not None and in_flight.get(request.name) is self:
             in_flight.pop(request.name, None)

@@ -212,7 +212,7 @@ def request(
     splits: tuple[int, ...] | None = None, prescale: float = 1.0, postscale: float = 1.0, process_set: int = 0,
     group: int = 0, group_count: int = 0, priority: int = 0, output_bytes: int = 0
 ) -> Request:  # fmt: skip
-    """The Request with these arguments, made when it is asked for the first time. output_bytes: how many an allgather's
+    """The Request with these arguments, made at the first call. output_bytes: how many an allgather's
     or alltoall's result has, if the target shall receive it; see `RaggedResult`. Raises ValueError: a NUL in the name,
     a priority that is no int32."""
     key = (kind, op, dtype, name, shape, root, peer, splits, prescale, postscale, process_set, group, group_count,
@@ -255,7 +255,7 @@ def made(
 
 class Submission(NamedTuple):
     """What a submission needs to know: of which request, where its tensors lie, and what holds them. ready, follow: as
-    `given` has them."""
+    `submission` has them."""
 
     request: Request
     source: int
@@ -288,7 +288,7 @@ def submission(
 
 
 def submit(*what: Any, quiet: int = NOW, **more: Any) -> Pending:
-    """Hand over what is `given`; never waits for another rank.
+    """Hand over a `submission`; never waits for another rank.
 
     `quiet`: NOW; QUIET, the engine is not woken for it, because the caller soon waits, submits another one that is not
     quiet, or calls `kick()`; SOON, it is sent by itself within a millisecond. Forgotten it is not lost: `done()` and

@@ -37,7 +37,7 @@ def core_limit() -> float:
 
 
 def follow(notify: Callable[[float], None]) -> None:
-    """Calls `tell` with the limit in seconds (0: none), now and whenever it changes."""
+    """Calls `notify` with the limit in seconds (0: none), now and whenever it changes."""
     _followers.append(notify)
     notify(_limit[0])
 

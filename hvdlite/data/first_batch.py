@@ -3,7 +3,7 @@ nothing fails; the job is only no faster than one process.
 
 A FirstBatch looks at the first sample (or batch) that this rank is given and compares its digest with the other ranks',
 once: one small allgather. If all are identical on several ranks, every rank's data is very likely the same, and rank 0
-says so. It is a debugging option: all ranks must come to their first sample, so it is off unless asked for.
+says so. It is a debugging option: all ranks must come to their first sample, so it is off by default.
 
 A DataLoader's workers are other processes without a rank; there the digest is not compared, and `watch`, which
 stands in the training process, is the one to use.

@@ -7,7 +7,7 @@ Ranks that take their gradients together need equally many batches, or the last 
 long by default: the first samples are dealt once more to fill up ("pad", as torch's DistributedSampler), or the last
 few are left out ("drop"). "keep" deals every sample once, for evaluation: lengths differ by one.
 
-Rank and size are asked once, when the shard is made: in a DataLoader's workers there is no rank. After shutdown and
+Rank and size are read once, when the shard is made: in a DataLoader's workers there is no rank. After shutdown and
 init, make new shards.
 """
 

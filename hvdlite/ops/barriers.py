@@ -1,5 +1,5 @@
-"""Where nobody gets a tensor: barrier, at which all ranks meet, monitored_barrier, which says who is missing, and join:
-a rank has no more data.
+"""Collectives without a tensor: barrier, monitored_barrier, which names the missing ranks, and join: a rank has no
+more data.
 
 A barrier has no name, so several may be open at once (from several threads): they are matched by order.
 Joining is of the whole job: the other ranks go on with allreduces, to which the joined ones give nothing (zeros to a

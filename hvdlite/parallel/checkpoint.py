@@ -311,7 +311,7 @@ def _lists_in(value: Any, at: str = "") -> Iterator[tuple[dict[str, Any], str, s
 
 
 def _kind(state: dict[str, Any]) -> list[Any]:
-    """What tells schedulers apart: their keys, and those of the schedulers within."""
+    """What distinguishes schedulers: their keys, and those of the schedulers within."""
     return [sorted(state), *map(_kind, state.get("_schedulers", ()))]
 
 

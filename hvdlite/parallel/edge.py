@@ -90,7 +90,7 @@ class Edge:
         self._posted: dict[tuple[str, int], list[Any]] = {}
 
     def _message(self, k: int) -> int:
-        """The number of the message that tells the shapes of micro-batch k."""
+        """The number of the message with the shapes of micro-batch k."""
         return 0 if self.every is None else k // self.every
 
     def _name(self, what: str, k: int) -> str:
@@ -160,7 +160,7 @@ class Edge:
             self._send(self._name("b", k), there)
 
     def expect(self, k: int) -> None:
-        """The input of micro-batch k may arrive from now on, if its shape is known; else the message that tells it."""
+        """The input of micro-batch k may arrive from now on, if its shape is known; else the message with it."""
         number = self._message(k)
         if self._received is None or self._received[0] != number:
             if ("shapes", number) not in self._posted:
@@ -210,8 +210,8 @@ class Edge:
             hvd.synchronize(self._sent.popitem()[1], timeout=self.timeout)
 
     def apart(self) -> Edge:
-        """Another with messages of its own before each micro-batch; for what is no training, while nothing is under
-        way here."""
+        """Another with messages of its own before each micro-batch; for what is no training, while nothing is
+        in flight here."""
         return Edge(f"{self.name}.eval", self.peer, self.group, self.window, 1, self.timeout, self.device)
 
 

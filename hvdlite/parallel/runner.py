@@ -426,6 +426,6 @@ class Pipeline(Saved):
 
 
 def _left_behind(left: list[int], name: str) -> None:
-    """When a pipeline is gone, or the program ends."""
+    """When a pipeline is freed, or the program ends."""
     if left[0]:
         warn(f"{name} ended with {left[0]} updates left: call drain() after the last step [HVD015]")

@@ -1,7 +1,7 @@
 """Open a process set in the core on all ranks: they agree on its number and incarnation, and on failures.
 
 The core takes a number that is free on all ranks that open the set, and an incarnation greater than all that they have
-used. So each rank announces what it has in use (`place`), and all take the lowest free number and the next incarnation
+used. So each rank announces what it has in use (`in_use`), and all take the lowest free number and the next incarnation
 (`opened`): all ranks of the job, or the members of the set alone. Sets without a common rank may have the same; those
 with one differ in both.
 
@@ -64,7 +64,7 @@ def opened(call: str, ranks: list[int], among: Sequence[int], all_in_use: Sequen
         if mpi.enabled():
             comm = mpi.current().prepare_set(ranks)
         _core.set_open(number, _incarnations, ranks, *_streams(number, ranks))
-        _used.add(number)  # also if the others are never heard of again
+        _used.add(number)  # also if the others never answer
         _core.forget_unnamed(number)
     except Exception as error:
         failure = error

@@ -130,7 +130,7 @@ class ProcessSet:
 
 
 class _Global(ProcessSet):
-    """All ranks. Asked anew each time: after shutdown and init the job may have another size."""
+    """All ranks. Read anew each time: after shutdown and init the job may have another size."""
 
     process_set_id = 0
 
@@ -266,7 +266,7 @@ def _add(process_set: ProcessSet, ranks: list[int]) -> ProcessSet:
 
 
 def open_among(ranks: Sequence[int], exchange: Callable[[bytes], list[bytes]]) -> ProcessSet:
-    """A set that its members alone open, by this call. It lives until the job ends, is not one of `process_sets`, and
+    """A set that its members alone open, by this call. It exists until the job ends, is not one of `process_sets`, and
     there may be another of the same ranks.
 
     exchange: gives this rank's bytes, and returns those of all members in the order of `ranks`; called twice. It may

@@ -161,7 +161,7 @@ class RayExecutor:
         self._state = "start() has not been called"
         self._located: list[tuple[str, list[Any]]] = []  # by rank: its host, its GPUs
         self._in_job: dict[int, bool] = {}  # by rank: whether it was in the job after its last call
-        self._failed = False  # ranks have to meet anew before the next call
+        self._failed = False  # ranks need a new rendezvous before the next call
 
     @classmethod
     def create_settings(
@@ -294,7 +294,7 @@ class RayExecutor:
         return self._group
 
     def _within(self, refs: list[Any]) -> list[Any]:
-        """What these give, which workers are asked before they are ranks. Raises HvdRunError."""
+        """What these give, from workers that are not ranks yet. Raises HvdRunError."""
         seconds = self.settings.placement_group_timeout_s
         try:
             return list(self._ray.get(refs, timeout=seconds))
@@ -451,7 +451,7 @@ def _by_number(name: str) -> tuple[int, str]:
 
 
 def _words(error: Exception) -> str:
-    """What Ray says of the end of a worker, without its colours, its numbers and its advice."""
+    """Ray's text on the end of a worker, without its colours, its numbers and its advice."""
     text = " ".join(re.sub(r"\x1b\[\d*m", "", str(error)).split())
     found = re.search(r"Worker exit detail: (.*?)(?: Some common| There are some potential| If you|$)", text)
     return f"its worker of Ray has died: {(found[1] if found else text)[:400]}"

@@ -1,8 +1,8 @@
 """Watch for a rank of a RayExecutor that waits in a collective for ranks whose call has returned.
 
 These stay in the job, and take part in nothing until the next call, which begins when all have returned. So the rank
-would wait for ever. The idle ones are asked (driven.awaited), and leave the job if it is so: then the core fails what
-needs them. A rank that only computes is not disturbed.
+would wait for ever. The watch calls `awaited` (driven) on the idle ones, and they leave the job if it is so: then the
+core fails what needs them. A rank that only computes is not disturbed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _PAUSE_S, _PAUSE_MAX_S = 0.5, 4.0  # between questions; each sends a signal to a
 
 
 class Watch:
-    """Of one call. asked: whether idle ranks have something pending; left: whether they have left."""
+    """Of one call. inquired: whether idle ranks have something pending; left: whether they have left."""
 
     def __init__(self, ray: Any, workers: Sequence[Any]) -> None:
         self._ray, self._workers = ray, workers
@@ -36,7 +36,7 @@ class Watch:
         count, answers = len(self._questions), [""]
         if len(self._ray.wait(self._questions, num_returns=count, timeout=0)[0]) < count:
             return
-        with contextlib.suppress(self._ray.exceptions.RayError):  # its next call will tell
+        with contextlib.suppress(self._ray.exceptions.RayError):  # its next call will raise it
             answers = self._ray.get(self._questions)
         self._questions, self.left, self._before = [], any(answers) and answers == self._before, answers
         self._pause = _PAUSE_S if any(answers) else min(2 * self._pause, _PAUSE_MAX_S)

@@ -1,11 +1,11 @@
 """Backend and trainer for Ray Train: its training functions become the ranks of a job.
 
-Train's controller starts the workers and calls `on_start` there: it keeps the store (executors/driver.py) and tells
+Train's controller starts the workers and calls `on_start` there: it keeps the store (executors/driver.py) and informs
 each worker which rank it is. The training function runs in a thread of its worker, and Train catches what it raises, so
-a context around it tells the other ranks. When Train starts its workers anew after a failure (`FailureConfig`), they
+a context around it informs the other ranks. When Train starts its workers anew after a failure (`FailureConfig`), they
 are a new job.
 
-Ray's TorchTrainer needs none of this: `hvd.init()` believes its RANK and MASTER_ADDR. What this adds is that ranks hear
+Ray's TorchTrainer needs none of this: `hvd.init()` reads its RANK and MASTER_ADDR. What this adds is that ranks hear
 at once why one has failed, a secret of the job's own, and an error that shows the cause first.
 """
 

@@ -54,7 +54,7 @@ def _labelled(optimizer: torch.optim.Optimizer, name_of: Callable[[torch.Tensor]
 
 
 def remember(named: Iterable[tuple[Any, torch.Tensor]]) -> None:
-    """Remember the names that broadcast_parameters was given, as long as the tensors' memory lives."""
+    """Remember the names that broadcast_parameters was given, as long as the tensors' memory exists."""
     for location in [location for location, (storage, _, _) in list(_broadcast_names.items()) if storage.expired()]:
         _broadcast_names.pop(location, None)
     call = next(_calls)
@@ -68,7 +68,7 @@ def remember(named: Iterable[tuple[Any, torch.Tensor]]) -> None:
 
 def _broadcast_labels(optimizer: torch.optim.Optimizer) -> list[str] | None:
     """None unless there is a name for each parameter. Two models may have the same names: the order of the calls, which
-    is the same on all ranks, tells them apart."""
+    is the same on all ranks, distinguishes them."""
     names = {}
     for parameter in itertools.chain.from_iterable(group["params"] for group in optimizer.param_groups):
         storage, call, name = _broadcast_names.get(_location(parameter), (None, 0, ""))

@@ -94,7 +94,7 @@ class Reductions(Submission):
     allreduce_coalesced = allreduce
 
     def _again(self, tensors: Any, opts: Any) -> Any:
-        """The short way of one plain tensor that is waited for at once, the request; None: the long way."""
+        """The fast path of one plain tensor that is waited for at once: its request. None: no fast path."""
         if not self._unnamed or getattr(opts, "asyncOp", True) or len(tensors) != 1:
             return None
         tensor, number = tensors[0], hash(opts.reduceOp)

@@ -178,7 +178,7 @@ class WorldGroup:
         self._begun = False  # here, and not by the script
         self._worlds = 0  # default groups of this job
         self._sets: dict[Sequence[int], process_set.ProcessSet] = {}
-        self._groups: dict[Sequence[int], int] = {}  # how many have been given each set
+        self._groups: dict[Sequence[int], int] = {}  # how many were made for each set
 
     def enter(self, store: Store, rank: int, size: int) -> None:
         """Becomes a rank, or finds that this process is one. Raises ValueError where it is another one."""
@@ -202,8 +202,8 @@ class WorldGroup:
             )
 
     def set_of(self, ranks: Sequence[int], store: Store) -> tuple[Any, bool]:
-        """The process set of these ranks, and whether no group before has it. All members call it, and hear of each
-        other whether they make the same group: HvdMismatchError."""
+        """The process set of these ranks, and whether no group before has it. All members call it.
+        HvdMismatchError where they make different groups."""
         number = _core.keep("")  # which touches no file
         prefix = f"hvdlite/{number['job']}/{number['epoch']}/{self._worlds}"
         exchange = Exchange(PrefixStore(prefix, store), _core.rank(), sorted(ranks))

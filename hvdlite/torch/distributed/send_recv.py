@@ -1,9 +1,9 @@
 """send and recv of torch.distributed: two ranks of a group, a tag.
 
-The two find each other by a name: of the group, the tag, and how many have gone this way before. A receive from any
+The two find each other by a name: of the group, the tag, and how many were sent this way before. A receive from any
 source posts one receive for each rank; the first that is answered counts, and the others stay posted for later receives
-of that tag. So all who send with one tag to such a receiver must send one shape. The core has no wait for the first of
-several, so it is polled.
+of that tag. So all ranks that send with one tag to such a receiver must send one shape. The core has no wait for the
+first of several, so it is polled.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ _NO_TIME = timedelta(0)
 
 
 class Submission:
-    """The state of a group, and the way of all its calls."""
+    """The state of a group, and the path of all its calls."""
 
     def open(
         self, store: Store, rank: int, ranks: Sequence[int], timeout: timedelta, label: str, process_set: ProcessSet,

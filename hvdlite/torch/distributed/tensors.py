@@ -1,7 +1,8 @@
 """Tensors of torch.distributed as memory for the core, and results as tensors.
 
 The core takes contiguous memory of its own dtypes. What is only moved goes as bytes where it has no such dtype; complex
-numbers are reduced as pairs of real ones; a tensor that is not contiguous goes as a copy, which `land` brings back.
+numbers are reduced as pairs of real ones; a tensor that is not contiguous goes as a copy, which `copy_back` copies
+back.
 
 All tensors of a call lie in the CPU's memory or on one GPU. There `fetch` brings a ragged result, and all copies are
 put on the current stream, behind the collective.
@@ -79,7 +80,7 @@ def dtype_of(tensor: torch.Tensor) -> int:
 
 
 def copy_back(source: torch.Tensor, target: torch.Tensor) -> None:
-    """What came to a copy goes to the caller's tensor."""
+    """Copies a result from a copy to the caller's tensor."""
     if source is target:
         return
     with torch.no_grad():
@@ -90,7 +91,7 @@ def copy_back(source: torch.Tensor, target: torch.Tensor) -> None:
 
 
 def fresh(target: torch.Tensor) -> torch.Tensor:
-    """Where a result may come to: the tensor itself, or one for `land` where it is not contiguous."""
+    """Where a result may come to: the tensor itself, or one for `copy_back` where it is not contiguous."""
     if target.layout is not torch.strided:
         read(target)  # which raises
     if target.is_contiguous() and not target.is_neg() and not target.is_conj():
@@ -158,7 +159,7 @@ def joined(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
 
 class Pool:
     """Plane memory for FSDP2, which asks anew for each collective; the first touch of a shared page costs more than a
-    copy of it. So a block comes back when nobody holds it: the count of its storage tells."""
+    copy of it. So a block comes back when nobody holds it: the count of its storage shows it."""
 
     def __init__(self) -> None:
         self._blocks: dict[int, list[tuple[torch.Tensor, int]]] = {}  # with the count of an idle one

@@ -1,9 +1,9 @@
 """Work: a collective in flight and its future, as torch.distributed returns it.
 
-C++ asks a Work for wait and get_future only; the rest is for Python. Whoever polls reads the outputs without a wait, so
-is_completed lets the result land, too. What failed is raised by every wait, as the exception that it is. A future can
-hold no exception that C++ would understand, since what set_exception sets is a value there; but a callback that raises
-is an error for C++, too, so a future here is a `then` of one that never fails.
+C++ asks a Work for wait and get_future only; the rest is for Python. A caller that polls reads the outputs without a
+wait, so is_completed completes the result, too. What failed is raised by every wait, as the exception that it is. A
+future can hold no exception that C++ would understand, since what set_exception sets is a value there; but a callback
+that raises is an error for C++, too, so a future here is a `then` of one that never fails.
 
 On a GPU no thread waits for the result: each wait, also that of a future, makes its current stream wait. is_completed
 tells whether the device is done.
@@ -28,7 +28,7 @@ from ..device import CudaDevice
 from . import futures
 
 _UNTIMED = timedelta(0)
-# Before torch 2.7 C++ holds a Work without its Python object, and waits on the base class, for ever, when that is gone.
+# Before torch 2.7 C++ holds a Work without its Python object, and waits for ever on the base class, once that is freed.
 HOLDS = tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 7)
 _PLAIN: Any = contextlib.nullcontext()
 profiled = torch.autograd._profiler_enabled  # type: ignore[attr-defined]
@@ -42,7 +42,7 @@ def ranged(what: str) -> Any:
 
 
 class HvdWork(Work):
-    """A collective under way. results: what result() and the future give, and what the caller's memory is held by."""
+    """A collective in flight. results: what result() and the future give, and what the caller's memory is held by."""
 
     def __init__(
         self, pending: list[_core.Pending], results: list[torch.Tensor], limit: float | None,
@@ -86,7 +86,7 @@ class HvdWork(Work):
         return True
 
     def _complete(self, until: float | None, seconds: float | None) -> None:
-        """Waits, and lets the result land. Its outcome is kept, a limit of time that passes is raised."""
+        """Waits, and copies the result back. Its outcome is kept, a limit of time that passes is raised."""
         if self._ended:
             return
         if until is not None and seconds is not None:
@@ -139,7 +139,7 @@ class HvdWork(Work):
         return self.is_completed() and self._error is None
 
     def exception(self) -> BaseException | None:
-        """Why it failed; None while it is under way, and when it has not failed."""
+        """Why it failed; None while it is in flight, and when it has not failed."""
         self.is_completed()
         return self._error
 

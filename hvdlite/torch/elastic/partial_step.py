@@ -1,7 +1,8 @@
 """Unfinished step at a commit: what belongs to it, and what is dropped when ranks return to it.
 
-A lost rank ends a step anywhere: gradients are half made, passes are counted, some are under way, a GradScaler has
-unscaled. On the way back all of it goes: each gradient is None, as in a process that begins at the commit.
+A lost rank ends a step anywhere: gradients are half made, passes are counted, some are in flight, a GradScaler has
+unscaled. When ranks return to a commit all of it goes: each gradient is None, as in a process that begins at the
+commit.
 
 But a commit may lie between the passes of one step. What has been added up by then is needed to complete that step, so
 the commit keeps it: gradients and counters of a distributed optimizer whose step is not taken yet. Where it has taken
@@ -25,7 +26,7 @@ _Kept = dict[str, dict[int, Any]]
 
 
 def _of(parts: Sequence[Any]) -> tuple[list[torch.Tensor], list[Exchange]]:
-    """Parameters of models, then of optimizers, each once; and who reduces their gradients. In one order everywhere."""
+    """Parameters of models, then of optimizers, each once; what reduces their gradients. In one order everywhere."""
     found: dict[int, torch.Tensor] = {}
     for each in sorted(parts, key=lambda part: not isinstance(part, torch.nn.Module)):
         its: Iterable[torch.Tensor] = ()
@@ -39,8 +40,8 @@ def _of(parts: Sequence[Any]) -> tuple[list[torch.Tensor], list[Exchange]]:
 
 
 def kept(parts: Sequence[Any]) -> _Kept | None:
-    """Of these models and optimizers what the commit needs to complete a step. None: nothing. Gradients that are under
-    way are waited for."""
+    """Of these models and optimizers what the commit needs to complete a step. None: nothing. Gradients in flight
+    are waited for."""
     parameters, owners = _of(parts)
     positions, gradients = {}, {}
     for number, owner in enumerate(owners):

@@ -214,10 +214,10 @@ class InBuckets(Carrier):
     buckets in the same order on every rank, whatever order gradients become ready in. The layout is therefore the same
     everywhere: at first the reverse order of the parameters, since backward comes from the end; in the first round the
     set's first rank notes the order in which its gradients become ready and broadcasts it, and from the second round on
-    buckets follow it. A bucket goes when all its gradients are there and all buckets before it have gone.
+    buckets follow it. A bucket is sent when all its gradients are there and all buckets before it are sent.
 
     A layout is cut at `cap` bytes and where the dtype changes; frozen parameters are left out while they are frozen, on
-    all ranks alike. The flat tensor is made when the bucket goes, and the result is copied back into the gradients.
+    all ranks alike. The flat tensor is made when the bucket is sent, and the result is copied back into the gradients.
     """
 
     def __init__(self, exchange: Exchange, state: Any, hook: Callable[[Any, Any], Any], cap_mb: float) -> None:
@@ -235,7 +235,7 @@ class InBuckets(Carrier):
 
     def ready(self, number: int) -> None:
         wire = self.exchange.wire
-        if number in self.launched or wire.is_sparse(number):  # reached once more, after its bucket had gone
+        if number in self.launched or wire.is_sparse(number):  # reached once more, after its bucket was sent
             super().ready(number)
             return
         wire.fill(number)

@@ -1,7 +1,7 @@
 """Checks that all ranks send the same gradients, and have the same parameters and the same optimizer state.
 
 A comparison is a part of the round: every rank makes it, also one that skips the round, so no rank waits in vain. A
-rank that has joined knows nothing of the others' rounds, so no rank asks for another one when all have joined. Digests
+rank that has joined knows nothing of the others' rounds, so no rank requests another one when all have joined. Digests
 travel as sums, to which ranks that have joined add zeros. Only where ranks differ does a list travel. `Agreement` looks
 at what each round sends, `StartCheck` at what the ranks have.
 """
@@ -76,19 +76,19 @@ class Agreement:
         self._mine = torch.zeros((2, _LENGTH), dtype=torch.int64)  # what travels, and where the last number is 1
         self._sums = torch.zeros(_LENGTH, dtype=torch.int64)
         self._addresses = self._mine[0].data_ptr(), self._mine[1].data_ptr(), self._sums.data_ptr()
-        self._equal: list[int] = []  # the sum in a round where all was equal and no rank asked
+        self._equal: list[int] = []  # the sum in a round where all was equal and without a request
         self._pending: _core.Pending | None = None
         self._unknown: list[Handle] = []
-        self.requested = False  # a rank asks for a comparison in this round
+        self.requested = False  # a rank requests a comparison in this round
         self.partly: list[str] = []  # parameters that some ranks only send in this round
         self.silent: list[int] = []  # parameters that no rank has sent in the round before
 
     def begun(self) -> bool:
-        """Whether a digest is under way."""
+        """Whether a digest is in flight."""
         return self._pending is not None and self._pending.native != 0
 
     def send(self, silent: list[int], names: Sequence[str], request: bool) -> None:
-        """All but `silent` is under way: send the digest."""
+        """All but `silent` is in flight: send the digest."""
         known = silent, len(names), number_of_set(self._process_set)
         if self._known != known or self._request is None:
             left_out = set(silent)
@@ -132,7 +132,7 @@ class Agreement:
 
     def _refuse(self, unknown: list[str], everyone: list[tuple[int, list[list[str]]]], mine: set[str]) -> None:
         for name in unknown[len(self._unknown) :]:
-            if name in mine:  # who has sent it waits for those who have not
+            if name in mine:  # ranks that have sent it wait for those that have not
                 continue
             self._unknown.append(plain.allreduce_async_(torch.empty(_SHAPE), name=name, process_set=self._process_set))
         ranks, lists = [rank for rank, _ in everyone], [has for _, (_, has) in everyone]
@@ -157,7 +157,7 @@ def _shown(names: list[str]) -> str:
 
 
 class TextExchange:
-    """A text of each rank, told to all. Sums, since ranks that have joined take part in those."""
+    """A text of each rank, sent to all. By sums, since ranks that have joined take part in those."""
 
     def __init__(self, name: str, process_set: ProcessSet) -> None:
         self._name, self._process_set = name, process_set
@@ -183,7 +183,7 @@ class TextExchange:
         return plain.allreduce_async_(mine, name=self._name + more, op=Sum, process_set=self._process_set)
 
     def close(self) -> None:
-        """What was told is used."""
+        """The texts are used."""
         self._lengths = self._table = None
 
 
@@ -245,7 +245,7 @@ class StartCheck:
         self._requested = True
 
     def begin(self, parameters: Sequence[torch.Tensor]) -> bool:
-        """Once in each round: whether this rank asks for a comparison."""
+        """Once in each round: whether this rank requests a comparison."""
         self._renew()
         if self._rounds == 0 and self._mode != "off" and self._process_set.rank() == 0:
             warn_of_ddp(parameters)
@@ -271,8 +271,8 @@ class StartCheck:
         return self._mode != "off"
 
     def compare(self, parameters: Sequence[torch.Tensor], names: Sequence[str]) -> None:
-        """At the end of a round in which a rank has asked. HvdMismatchError on all ranks. May be called again if a
-        signal handler has raised."""
+        """At the end of a round in which a rank has requested it. HvdMismatchError on all ranks. May be called again if
+        a signal handler has raised."""
         try:
             if self._sums is None:
                 self._mine = self._digests(parameters, names)

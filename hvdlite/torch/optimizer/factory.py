@@ -48,7 +48,7 @@ from .gradient_codec import Wire
 from .methods import Copyless, Delta, Distributed
 from .reducer import Exchange
 
-made_in: str | None = None  # what the classes of distributed optimizers say about where they are from; None: the base's
+made_in: str | None = None  # the module of the classes of distributed optimizers; None: the base's
 
 
 def DistributedOptimizer(

@@ -1,14 +1,14 @@
 """End of a round on all ranks when the backward pass of one has raised, and steps that one rank has missed.
 
-The user catches the exception to go on with the next batch. Some gradients are under way by then and the other ranks
+The user catches the exception to go on with the next batch. Some gradients are in flight by then and the other ranks
 wait for the rest, so a rank that only went on would be one round behind for good, and one that sent what it has would
 bring half a gradient into the average, which the others apply and it does not.
 
 So the pass is over for all: for each gradient that has not travelled the rank sends a *skip*, a tensor of a shape that
 no gradient has, under the gradient's name. The ranks disagree on it, nothing is moved, and the engine goes on.
-Elsewhere the mismatch is told as what it is, with the rank's number, where the averages are waited for: every rank has
-an error in the same step, and equal weights. At least one gradient is always skipped, since the last ones are sent by
-the end of backward only.
+Elsewhere the mismatch is reported as what it is, with the rank's number, where the averages are waited for: every rank
+has an error in the same step, and equal weights. At least one gradient is always skipped, since the last ones are sent
+by the end of backward only.
 
 Later nothing can be skipped: all has been added up, the others get their averages, and step. A signal handler may
 still raise while this rank waits, or steps. Then it is *behind*: step() makes up for it, and to drop the gradients is
@@ -50,7 +50,7 @@ TORN = (
     "took its step: some of its weights may be old, while the other ranks have taken the whole step. To make the ranks "
     "equal,"
 )
-_NOTE = -1  # in the book: the agreement on what travels in this round is under way
+_NOTE = -1  # in the tracker: the agreement on what travels in this round is in flight
 _SHAPE = (0,) * 8  # as many dimensions as there can be
 _SHOWN = 3
 _RANKS = r"(ranks? \d[\d, and-]*?)(?: said|:) (?:(?!ranks? \d)[^\n])*?"
@@ -193,7 +193,7 @@ class Skipping:
         """The round is over."""
 
     def _settle(self) -> None:
-        """After an exception: what was handed over is under way, and nothing else, whatever had been noted by then."""
+        """After an exception: what was handed over is in flight, and nothing else, whatever had been noted by then."""
         for number, flight in list(self.in_flight.items()):
             if flight.begun():
                 self.tracker.sent(number)
@@ -201,7 +201,7 @@ class Skipping:
                 del self.in_flight[number]
 
     def _missing(self) -> list[int]:
-        """Gradients of a round that are not under way."""
+        """Gradients of a round that are not in flight."""
         numbered, sent = enumerate(self.wire.parameters), self.in_flight
         return [n for n, each in numbered if n not in sent and (each.requires_grad or each.grad is not None)]
 
@@ -242,7 +242,7 @@ class Skipping:
             self.behind = None
 
     def skip(self) -> None:
-        """Send skips in the place of what is not under way. May be called again after an exception, as `skipped`."""
+        """Send skips instead of what is not in flight. May be called again after an exception, as `skipped`."""
         with self._lock, torch.no_grad():
             left = self._missing()
             self.skips.send(self.carrier, self.carrier.at_once(left))
@@ -251,13 +251,13 @@ class Skipping:
             self.all_sent(sorted(set(range(len(self.wire.names))).difference(left, self.in_flight)))
 
     def all_sent(self, silent: list[int]) -> None:
-        """All gradients of the round are under way, but for these, which are not sent. May be called again in it."""
+        """All gradients of the round are in flight, but for these, which are not sent. May be called again in it."""
         if not self.tracker.is_sent(_NOTE):
             self.wire.all_sent(silent)
             self.tracker.sent(_NOTE)
 
     def skipped(self) -> Exception | None:
-        """Wait for them and for all that is under way: then the round has ended on all ranks."""
+        """Wait for them and for all that is in flight: then the round has ended on all ranks."""
         with self._lock, torch.no_grad():
             waits = [flight.complete for flight in dict.fromkeys(self.in_flight.values())]
             failure = wait_for_all([self._skip_lacking, *waits, self.skips.wait, self.wire.round_over])
@@ -276,7 +276,7 @@ class Skipping:
 
 def skip(exchange: Exchange) -> None:
     """A pass has failed: its round ends here and, with an error that says so, on the other ranks. So it does for all
-    optimizers that the pass has reached. Whoever is interrupted in this calls it again."""
+    optimizers that the pass has reached. A caller that is interrupted in it calls it again."""
     reached: Any = exchange.failed or ()
     together = {each for each in reached if getattr(each, "failed", None) is reached}
     exchanges: list[Exchange] = sorted({exchange, *together}, key=lambda one: one.serial)
@@ -289,7 +289,7 @@ def skip(exchange: Exchange) -> None:
 
 
 def forget(exchange: Exchange) -> None:
-    """All ranks go back to a commit: of a step that was under way nothing is left, nor of a job that has ended."""
+    """All ranks go back to a commit: of a step that was in progress nothing is left, nor of a job that has ended."""
     exchange.restart(drop=True)
     exchange.wire.forget()
     exchange.carrier.forget()

@@ -1,4 +1,4 @@
-"""Memory of gradients: who shares it, when it moves into shared memory, and what can be reduced where it lies.
+"""Memory of gradients: what shares it, when it moves into shared memory, and what can be reduced where it lies.
 
 Autograd makes a gradient of whatever tensor nobody else holds, but a tensor is not its memory: where a parameter is
 used through a view (`bias.view(...)`, `unsqueeze`), p.grad may share its memory with a gradient that backward still
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from .reducer import Exchange
 
 
-# Torch counts the users of a memory. One is the tensor; the object that Python makes to ask is another, or has gone by
+# Torch counts the users of a memory. One is the tensor; the object that Python makes to ask is another, or is freed by
 # then (before PyTorch 2.5), so it is tried with a memory that has one user, and then two. If torch does not report the
 # count, others are assumed: that costs copies, and is right.
 _users: Callable[[Any], int] = getattr(torch._C, "_storage_Use_Count", lambda storage: 0)
@@ -119,15 +119,15 @@ class GradientMemory:
     """
 
     def __init__(self) -> None:
-        self._moved: dict[int, int] = {}  # addresses
+        self._moved: dict[int, int] = {}  # to these addresses
         self._incarnation = len(_incarnations)
         self._staying: list[int] = []
 
     def look(self, parameters: Sequence[torch.Tensor]) -> None:
         """A step's first pass begins: which gradients have stayed since the last one?
 
-        A few are asked: as long as the first of the places is in use, or where there are none, some of the gradients
-        do not stay, nothing has changed.
+        A few are looked at: as long as the first of the places is in use, or where there are none, some of the
+        gradients do not stay, nothing has changed.
         """
         if self._moved and self._incarnation == len(_incarnations):
             first = next(iter(self._moved))

@@ -1,6 +1,6 @@
 """The methods of a distributed optimizer: what a training loop calls, put before those of the optimizer's own class.
 
-Each asks the exchange to complete a round where that has not happened yet, then does what the original does. In the
+Each makes the exchange complete a round where that has not happened yet, then does what the original does. In the
 plain loop backward has completed it already. With one rank (or outside of the process set) `_hvd` is None, and the
 methods are the original's.
 """
@@ -262,7 +262,7 @@ class Distributed(Copyless):
 
     @_disable_dynamo
     def zero_grad(self, *args: Any, **kwargs: Any) -> None:
-        """The original's zero_grad (set_to_none=...). What is under way is waited for and dropped."""
+        """The original's zero_grad (set_to_none=...). What is in flight is waited for and dropped."""
         if self._hvd is not None:
             self._hvd.restart()
         super().zero_grad(*args, **kwargs)  # type: ignore[misc]

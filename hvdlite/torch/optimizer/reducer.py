@@ -1,14 +1,14 @@
-"""Reducer: the state of a distributed optimizer, and the way of a gradient from its hook to its average.
+"""Reducer: the state of a distributed optimizer, and the path of a gradient from its hook to its average.
 
 Hooks (`hooks`) note which gradients backward has added to. Where a run of them ends (`ReadyOrder`), and at the end of
-the pass, the gradient book says which of those noted are due, and they are sent in one call while backward goes on.
-When the outermost pass ends and closes its window, the rest is sent and everything is waited for; so clipping and
+the pass, the gradient tracker decides which of those noted are due, and they are sent in one call while backward goes
+on. When the outermost pass ends and closes its window, the rest is sent and everything is waited for; so clipping and
 unscaling between backward and step see averages.
 
 Invariants:
   - A rank sends every trainable parameter exactly once per round, in any order. Where backward did not reach one, zeros
-    travel. Every n-th round of an optimizer meets the others' n-th: ranks that run different numbers of passes between
-    steps do not fit together, except that a rank may skip backward: its `step` sends everything.
+    travel. Every n-th round of an optimizer is matched with the others' n-th: ranks that run different numbers of
+    passes between steps do not fit together, except that a rank may skip backward: its `step` sends everything.
   - A round is over before a pass adds to gradients again. What arrived is then made fit to be reduced once more.
   - A gradient is sent after all hooks of its parameter have run, so those of the user have changed what they change.
 
@@ -36,11 +36,11 @@ from .hooks import Hooks, Now, ReadyOrder
 
 _serials = itertools.count()
 _current_task = passes.task_number
-_arrived = _core.lib.hvd_arrived  # what a step needs is under way; what is submitted later is not waited for
+_arrived = _core.lib.hvd_arrived  # what a step needs is in flight; what is submitted later is not waited for
 
 
 class Exchange(Skipping):
-    """Names, hooks, and gradients under way."""
+    """Names, hooks, and gradients in flight."""
 
     def __init__(self, wire: Wire, passes_per_step: int) -> None:
         self.serial = next(_serials)
@@ -196,7 +196,7 @@ class Exchange(Skipping):
             return self.tracker.ended() and not self._open and self.wait_in_backward
 
     def abandoned(self, backward: passes.Backward) -> None:
-        """A pass has ended with an exception. What it has reached may be under way when the next one begins."""
+        """A pass has ended with an exception. What it has reached may be in flight when the next one begins."""
         with self._lock:
             self._plain = False
             self._settle()
