@@ -1,6 +1,6 @@
 """Backend "hvdlite" for PyTorch: an entry point calls `register` whenever torch is imported (2.5 and later).
 
-With it comes a way to meet, init_method="hvdlite://", for jobs that hvd.init() understands and env:// does not.
+With it comes a rendezvous, init_method="hvdlite://", for jobs that hvd.init() understands and env:// does not.
 
 So this file costs nothing: it imports neither hvdlite's core nor its adapters before a process group is made. Older
 versions of PyTorch ask no entry points; there, and without an installed package, `import hvdlite.torch.distributed`
@@ -14,7 +14,7 @@ from importlib import import_module
 from typing import Any
 
 NAME = "hvdlite"
-_NEEDED = (2, 2)  # since then C++ asks Python groups for all that DDP and FSDP call
+_NEEDED = (2, 2)  # since then C++ calls Python groups for all that DDP and FSDP call
 
 
 def register() -> None:
@@ -24,10 +24,10 @@ def register() -> None:
 
     if dist.is_available() and NAME not in dist.Backend.backend_list:
         dist.Backend.register_backend(NAME, create, extended_api=True, devices=["cpu", "cuda"])
-        dist.register_rendezvous_handler(NAME, meet)
+        dist.register_rendezvous_handler(NAME, rendezvous)
 
 
-def meet(url: str, *_: Any, **__: Any) -> Iterator[tuple[Any, int, int]]:
+def rendezvous(url: str, *_: Any, **__: Any) -> Iterator[tuple[Any, int, int]]:
     """A store of torch's, kept by rank 0, of the ranks that hvd.init() finds; the rank and the size."""
     yield import_module("hvdlite.torch.distributed.rendezvous").store_of_job()
 

@@ -4,7 +4,7 @@
     accuracies = run(client, train, args=(config,), num_proc=4)  # train() calls hvd.init()
 
 A rank is a task that is pinned to a worker, and there is one per worker, in a thread of its pool: `client.run` would
-hold the worker's event loop, and it would not be heard of any more. Where a pinned task's worker dies, Dask starts
+hold the worker's event loop, and it would not answer any more. Where a pinned task's worker dies, Dask starts
 another at a new address and waits for the old one for ever, so this looks which workers are there. Jobs lock their
 workers, in the order of addresses, so that two jobs in one cluster follow each other.
 
@@ -75,23 +75,23 @@ def run(
     distributed = driver.library("distributed", "dask")
     if not isinstance(client, distributed.Client) or client.asynchronous:
         raise TypeError(f"run() needs a synchronous client of distributed, not {client!r} [HVD244]")
-    call, given = driver.call_of(fn, args, kwargs), driver.variables(env)
+    call, variables = driver.call_of(fn, args, kwargs), driver.variables(env)
     chosen = _chosen(client, num_proc, workers)
     store = driver.DriverStore(len(chosen), _address(distributed, chosen), start_timeout)
     futures: dict[Any, int] = {}
     with contextlib.ExitStack() as ends:
         ends.callback(store.close)
-        for place in sorted(chosen):
+        for each in sorted(chosen):
             with client.as_current():
-                lock = distributed.Lock(f"hvdlite {place}")
+                lock = distributed.Lock(f"hvdlite {each}")
             if not lock.acquire(timeout=start_timeout):
-                raise HvdRunError(f"{place} has been busy with another job of hvdlite for {start_timeout:g} s [HVD404]")
+                raise HvdRunError(f"{each} has been busy with another job of hvdlite for {start_timeout:g} s [HVD404]")
             ends.callback(lock.release)
         ends.callback(lambda: client.cancel(list(futures)))
-        for rank, place in enumerate(chosen):
-            environ = {**given, **store.environ(rank)}
+        for rank, worker in enumerate(chosen):
+            environ = {**variables, **store.environ(rank)}
             future = client.submit(
-                _made, environ, call, workers=[place], allow_other_workers=False, pure=False, retries=0
+                _made, environ, call, workers=[worker], allow_other_workers=False, pure=False, retries=0
             )
             futures[future] = rank
         try:
@@ -119,7 +119,7 @@ def _chosen(client: Any, num_proc: int | None, workers: Sequence[str] | None) ->
             f"{size or 'some'} ranks are asked for, and {had} {len(named)} workers: each worker process is "
             "one rank [HVD404]"
         )
-    if any(place.startswith("inproc:") for place in named):
+    if any(worker.startswith("inproc:") for worker in named):
         raise HvdRunError("the workers are threads of this process: use LocalCluster(processes=True) [HVD404]")
     return named[:size]
 
@@ -132,11 +132,11 @@ def _there(client: Any) -> list[str]:
     return there
 
 
-def _address(distributed: Any, places: Sequence[str]) -> str:
+def _address(distributed: Any, workers: Sequence[str]) -> str:
     """Of this host, towards the workers."""
     from .launcher.hosts import address
 
-    return address.towards([distributed.comm.get_address_host(place) for place in places])
+    return address.towards([distributed.comm.get_address_host(worker) for worker in workers])
 
 
 @contextlib.contextmanager
@@ -160,7 +160,7 @@ def _made(environ: Mapping[str, str | None], call: bytes) -> driver.Answer:
 def _gathered(
     distributed: Any, client: Any, chosen: Sequence[str], futures: Mapping[Any, int], store: driver.DriverStore
 ) -> driver.WorkerAnswers:
-    """Answers as they come, and workers that are gone."""
+    """Answers as they come, and workers that are lost."""
     gathered, waiting = driver.WorkerAnswers(len(chosen)), dict(futures)
     while not gathered.over:
         began = time.monotonic()

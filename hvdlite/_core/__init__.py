@@ -1,4 +1,4 @@
-"""Where Python meets the C core: the only package that imports hvdlite._cffi.
+"""Bindings of the C core: the only package that imports hvdlite._cffi.
 
 `library` is the compiled core as Python sees it: tables, errors, topology, process sets. `request` hands requests
 over and waits for them, `inflight` keeps tensor memory alive while the core works on it; `request_batch` is for
@@ -35,14 +35,14 @@ from .request import SOON as SOON
 from .request import Pending as Pending
 from .request import RaggedResult as RaggedResult
 from .request import Request as Request
-from .request import given as given
 from .request import kick as kick
+from .request import report_device_notice as report_device_notice
 from .request import request as request
+from .request import submission as submission
 from .request import submit as submit
 from .request import submit_group as submit_group
-from .request import tell_of_devices as tell_of_devices
 from .stack_dump import source as stack_source  # noqa: F401
 from .wait_limit import WAIT_MS as WAIT_MS
-from .wait_limit import asked as asked
 from .wait_limit import bound as bound
+from .wait_limit import core_limit as core_limit
 from .wait_limit import follow as follow

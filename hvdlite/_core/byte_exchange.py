@@ -24,7 +24,7 @@ def move(target: int, source: int, count: int) -> None:
         ffi.memmove(ffi.cast("void *", target), ffi.cast("void *", source), count)
 
 
-def place_of(pointer: Any) -> int:
+def pointer_address(pointer: Any) -> int:
     """The address of memory of the core's."""
     return int(ffi.cast("uintptr_t", pointer))
 

@@ -76,9 +76,9 @@ def count_again(native: int) -> None:
 
 def missing(native: int) -> str:
     """The ranks that it waits for, as text. Asks all ranks; from now on the job's limits ignore this collective."""
-    text, asked, until = ffi.new("char[]", _text_bytes), ffi.new("uint64_t *"), time.monotonic() + _ANSWER_S
+    text, inquiry, until = ffi.new("char[]", _text_bytes), ffi.new("uint64_t *"), time.monotonic() + _ANSWER_S
     while time.monotonic() < until:
-        code = lib.hvd_missing(native, WAIT_MS, asked, text, _text_bytes)
+        code = lib.hvd_missing(native, WAIT_MS, inquiry, text, _text_bytes)
         if code == lib.HVD_OK:
             return text_of(text)
         if code != lib.HVD_AGAIN or lib.hvd_poll(native) != lib.HVD_AGAIN:
@@ -89,7 +89,7 @@ def missing(native: int) -> str:
 def too_late(native: int, request: Request | None, seconds: float, again: str = _AGAIN) -> HvdTimeoutError | None:
     """The error for a caller whose limit is over; None: the collective has ended after all. again: its last words."""
     launched = lib.hvd_wait(native, 0, thread.text, _text_bytes) != lib.HVD_AGAIN
-    who = "launched on the GPU, and not finished there" if launched else missing(native)
+    state = "launched on the GPU, and not finished there" if launched else missing(native)
     if lib.hvd_poll(native) != lib.HVD_AGAIN:
         return None
     name, kind = (request.name, _KINDS.get(request.native.kind)) if request is not None else (None, None)
@@ -97,7 +97,7 @@ def too_late(native: int, request: Request | None, seconds: float, again: str = 
     return HvdTimeoutError(
         coded(
             "HVD502",
-            f"rank {lib.hvd_rank()} has waited its whole timeout of {seconds:g} s for {what}: {who}. The collective "
+            f"rank {lib.hvd_rank()} has waited its whole timeout of {seconds:g} s for {what}: {state}. The collective "
             f"is still in progress, and its memory is in use: {again}",
         )
     )

@@ -42,7 +42,7 @@ _several: set[Flights] = set()  # those in flight, likewise
 
 
 class Abandoned(Protocol):
-    """What may be in flight when its owner is gone."""
+    """What may be in flight after its owner has dropped it."""
 
     def over(self) -> bool:
         """Whether the core is done with it."""
@@ -56,9 +56,9 @@ class Abandoned(Protocol):
 class Flight:
     """One request in flight, or none: the memory that the core may touch (`keep`), and the handle.
 
-    From `take` to `land` it has one owner, which drops its reference before `land`. Threads that wait for one handle do
-    so one after the other (`turn`). `free`: the owner has dropped it or knows that it is over, so its name may come
-    again.
+    From `take` to `complete` it has one owner, which drops its reference before `complete`. Threads that wait for one
+    handle do so one after the other (`turn`). `free`: the owner has dropped it or knows that it is over, so its name
+    may come again.
     """
 
     __slots__ = ("free", "keep", "native", "request", "turn")
@@ -77,7 +77,7 @@ class Flight:
         return not handle or _poll(handle) != _AGAIN
 
     def polled(self) -> bool:
-        """`over`, asked by its owner."""
+        """`over`, called by its owner."""
         self.free = self.over()
         return self.free
 
@@ -107,10 +107,10 @@ class Flight:
         if handle:
             lib.hvd_forget(handle)
             self.native.handle = 0
-        self.land()
+        self.complete()
 
-    def land(self) -> None:
-        """It is over and forgotten: its name and itself are free again. The owner has let go of it before."""
+    def complete(self) -> None:
+        """It is over and forgotten: its name and itself are free again. The owner has dropped it before."""
         request, self.request, self.keep, self.free = self.request, None, None, False
         if request is not None and request.name is not None and in_flight.get(request.name) is self:
             in_flight.pop(request.name, None)
@@ -140,9 +140,9 @@ class Flights:
         for owner in self.owners:
             if owner.handle:
                 lib.hvd_forget(owner.handle)
-        self.land()
+        self.complete()
 
-    def land(self) -> None:
+    def complete(self) -> None:
         """They are over and forgotten."""
         _several.discard(self)
 
@@ -152,8 +152,8 @@ class BatchedFlight(Flight):
 
     __slots__ = ("_group",)
 
-    def __init__(self, group: Flights, place: int) -> None:
-        self.native = group.owners + place
+    def __init__(self, group: Flights, index: int) -> None:
+        self.native = group.owners + index
         self.keep = self.request = None
         self.free = False
         self._group = group
@@ -161,7 +161,7 @@ class BatchedFlight(Flight):
     def _rests(self) -> None:
         self._group.left -= 1
         if self._group.left == 0:
-            self._group.land()
+            self._group.complete()
 
 
 def take() -> Flight:

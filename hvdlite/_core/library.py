@@ -1,7 +1,7 @@
 """Tables of the compiled core: error codes, topology, process sets, settings.
 
 No layout of a struct and no number of a dtype is repeated in Python: cffi has them from the header, and the tables are
-asked for here, once, at import. A code of the core becomes an exception in `error_for`, in words that scripts
+read here, once, at import. A code of the core becomes an exception in `error_for`, in words that scripts
 may look for them. The GIL is free during every call. Only this file imports hvdlite._cffi.
 """
 
@@ -107,17 +107,17 @@ def checked(number: int, text: Any = ffi.NULL) -> int:
     return number
 
 
-preparing: list[tuple[int, int, int, int, int, int]] = []  # of a process that waits to come into an elastic job
-_told: list[Any] = []  # the same, borrowed by the core: graphs of TensorFlow ask it
+preparing: list[tuple[int, int, int, int, int, int]] = []  # of a process that waits to join an elastic job
+_borrowed: list[Any] = []  # the same, borrowed by the core: graphs of TensorFlow read it
 _ALONE = ALLREDUCE, ALLGATHER, BROADCAST, BARRIER, JOIN  # what such a process may do: with itself, in a core of its own
 
 
-def prepare(place: tuple[int, int, int, int, int, int] | None) -> None:
+def prepare(assignment: tuple[int, int, int, int, int, int] | None) -> None:
     """This process has yet to join its job, and has this rank assignment until then; None: no more."""
-    preparing[:] = [] if place is None else [place]
-    told = ffi.NULL if place is None else ffi.new("int[]", place)
-    lib.hvd_tell_place(told)
-    _told[:] = [told]
+    preparing[:] = [] if assignment is None else [assignment]
+    borrowed = ffi.NULL if assignment is None else ffi.new("int[]", assignment)
+    lib.hvd_tell_place(borrowed)
+    _borrowed[:] = [borrowed]
 
 
 def require_job(kind: int | None = None) -> None:

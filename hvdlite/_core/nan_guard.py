@@ -29,7 +29,7 @@ class _Watch:
 
     def run(self) -> None:
         while not self.over.wait(_PERIOD_S):
-            tell()
+            report()
 
 
 _watch = _Watch()
@@ -48,7 +48,7 @@ def end() -> None:
     """The reports that are still due; they are removed."""
     _watch.over.set()
     if _watch.mode == lib.HVD_GUARD_WARN:
-        tell()
+        report()
     _watch.mode, _watch.thread = 0, None
 
 
@@ -57,7 +57,7 @@ def looks() -> bool:
     return _watch.mode != 0
 
 
-def tell() -> None:
+def report() -> None:
     """Warns of what the core has found since this was called last; of several tensors it names the first."""
     text = ffi.new("char[]", TEXT_BYTES)
     tensors = lib.hvd_guarded(text, TEXT_BYTES)
@@ -66,8 +66,8 @@ def tell() -> None:
     more = f" ({tensors - 1} more tensors followed.)" if tensors > 2 else " (One more followed.)" if tensors > 1 else ""
     first = text_of(text)
     code = code_of(first) or "HVD320"
-    said = f"hvdlite: {uncoded(first)}{more} [{code}]"
+    message = f"hvdlite: {uncoded(first)}{more} [{code}]"
     try:
-        warn(said, RuntimeWarning)
+        warn(message, RuntimeWarning)
     except RuntimeWarning:  # warnings are errors here, and an error of this thread would be lost
-        print(said, file=sys.stderr, flush=True)
+        print(message, file=sys.stderr, flush=True)

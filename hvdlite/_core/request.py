@@ -199,7 +199,7 @@ class Pending:
             return
         flight.native.handle = 0
         self._flight = None
-        flight.land()
+        flight.complete()
 
     def __del__(self) -> None:
         flight = getattr(self, "_flight", None)  # a signal handler may raise before there is any
@@ -212,7 +212,7 @@ def request(
     splits: tuple[int, ...] | None = None, prescale: float = 1.0, postscale: float = 1.0, process_set: int = 0,
     group: int = 0, group_count: int = 0, priority: int = 0, output_bytes: int = 0
 ) -> Request:  # fmt: skip
-    """The Request with these arguments, made when it is asked for the first time. output_bytes: how many an allgather's
+    """The Request with these arguments, made at the first call. output_bytes: how many an allgather's
     or alltoall's result has, if the target shall receive it; see `RaggedResult`. Raises ValueError: a NUL in the name,
     a priority that is no int32."""
     key = (kind, op, dtype, name, shape, root, peer, splits, prescale, postscale, process_set, group, group_count,
@@ -253,9 +253,9 @@ def made(
     return Request(native, known_as, (c_name, c_splits))
 
 
-class Given(NamedTuple):
+class Submission(NamedTuple):
     """What a submission needs to know: of which request, where its tensors lie, and what holds them. ready, follow: as
-    `given` has them."""
+    `submission` has them."""
 
     request: Request
     source: int
@@ -265,11 +265,11 @@ class Given(NamedTuple):
     ready: tuple[int, Any] | None
 
 
-def given(
+def submission(
     kind: int, op: int, dtype: int, name: str | None, shape: tuple[int, ...], source: int, target: int, keep: Any, *,
     device: int = 0, ready: tuple[int, Any] | None = None, follow: Callable[[int, Any], None] | None = None,
     found: Callable[[], int] | None = None, **more: Any
-) -> Given:  # fmt: skip
+) -> Submission:  # fmt: skip
     """One contiguous tensor for `submit` or `submit_group`. `source` and `target` are addresses, `keep` is everything
     whose memory the core may touch. `more`: as `request` has it; `priority`: the same on all ranks, of what is ready
     together, greater goes first.
@@ -283,12 +283,12 @@ def given(
         sick = found() if found is not None and kind in _REDUCES else 0
         known = known.placed(device, 0 if ready is None else ready[0], sick)
         keep = (keep, ready)
-        tell_of_devices()
-    return Given(known, source, target, keep, follow, ready)
+        report_device_notice()
+    return Submission(known, source, target, keep, follow, ready)
 
 
 def submit(*what: Any, quiet: int = NOW, **more: Any) -> Pending:
-    """Hand over what is `given`; never waits for another rank.
+    """Hand over a `submission`; never waits for another rank.
 
     `quiet`: NOW; QUIET, the engine is not woken for it, because the caller soon waits, submits another one that is not
     quiet, or calls `kick()`; SOON, it is sent by itself within a millisecond. Forgotten it is not lost: `done()` and
@@ -297,11 +297,11 @@ def submit(*what: Any, quiet: int = NOW, **more: Any) -> Pending:
     Raises ValueError (unsupported dtype or op, the name is in flight, no int32 as priority), HvdNotInitializedError,
     HvdPeerLostError.
     """
-    known, source, target, keep, follow, ready = given(*what, **more)
+    known, source, target, keep, follow, ready = submission(*what, **more)
     return Pending(known, follow, ready).start(source, target, quiet, keep)  # splits are borrowed until it is finished
 
 
-def submit_group(members: Sequence[Given], quiet: int) -> list[Pending]:
+def submit_group(members: Sequence[Submission], quiet: int) -> list[Pending]:
     """Hands all over in one call, so that nothing comes between them: half a group would never become ready. All is
     looked at before. Raises as `submit`."""
     if not members:
@@ -316,11 +316,11 @@ def submit_group(members: Sequence[Given], quiet: int) -> list[Pending]:
     natives, pointers = ffi.new("struct hvd_request[]", count), ffi.new("struct hvd_request *[]", count)
     group = Flights(count, members)
     pendings = []
-    for place, (known, source, target, keep, follow, ready) in enumerate(members):
-        natives[place] = known.native[0]
-        native = pointers[place] = natives + place
+    for index, (known, source, target, keep, follow, ready) in enumerate(members):
+        natives[index] = known.native[0]
+        native = pointers[index] = natives + index
         native.input, native.output, native.quiet = ffi.cast("void *", source), ffi.cast("void *", target), quiet
-        flight = BatchedFlight(group, place)
+        flight = BatchedFlight(group, index)
         flight.keep, flight.request = keep, known
         if known.name is not None:
             in_flight[known.name] = flight
@@ -331,7 +331,7 @@ def submit_group(members: Sequence[Given], quiet: int) -> list[Pending]:
     return pendings
 
 
-def tell_of_devices() -> bool:
+def report_device_notice() -> bool:
     """Prints the core's warning about devices once, on the first rank of the set that it is about: True."""
     text = thread.text
     fresh: bool = lib.hvd_notice(text, TEXT_BYTES) == 1

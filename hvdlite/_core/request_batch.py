@@ -109,7 +109,7 @@ class Sent:
             if code != lib.HVD_OK and self._error is None:
                 self._error = error_for(code, text_of(text))
             self._flights = None
-            flights.land()
+            flights.complete()
         if self._error is not None:
             raise self._error
 

@@ -1,4 +1,4 @@
-"""Python stack of this rank, for the report of a stalled collective. Asked by the core, when others wait for it
+"""Python stack of this rank, for the report of a stalled collective. The core takes it when others wait for it
 (csrc/engine/lifecycle/stall_clock.c).
 
 faulthandler writes the stack of a thread from a signal handler: it needs neither the GIL nor a Python that gets on. It
@@ -7,8 +7,8 @@ with a file without a name that the core reads. The core sends the signal to the
 at the one stack that cannot change meanwhile; stacks of other threads are not taken.
 
 A signal shortens what the main thread sleeps in: sleep(), poll() and their kind return early with EINTR in C code that
-does not call them again (Python's own calls do). That is so in every rank that is asked, also in one that no rank waits
-for, and at most once per report.
+does not call them again (Python's own calls do). That is so in every rank that the core signals, also in one that no
+rank waits for, and at most once per report.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def _register() -> tuple[int, int]:
 
 
 def _free_signal() -> int:
-    """The greatest real-time signal that does what it does by default, but for the last few. The kernel is asked, for
+    """The greatest real-time signal that does what it does by default, but for the last few. The kernel names them, for
     Python does not know of handlers that C has installed, as faulthandler itself does for the user."""
     caught = 0
     with contextlib.suppress(OSError), open("/proc/self/status", "rb") as status:

@@ -19,27 +19,27 @@ from .library import ffi, lib
 WAIT_MS = 50  # after which waiting comes back to Python
 
 _limit = [0.0]  # seconds; 0: none
-_asked = [0.0]  # of the core's own limit
-_told: list[Callable[[float], None]] = []
+_core_limit = [0.0]  # of the core's own limit
+_followers: list[Callable[[float], None]] = []
 
 
 def bound(seconds: float | None) -> None:
     """The core's limit from now on is so many seconds; 0 or None: none."""
-    _asked[0] = seconds or 0.0
+    _core_limit[0] = seconds or 0.0
     _limit[0] = 2 * seconds + 10 if seconds else 0.0
-    for tell in _told:
-        tell(_limit[0])
+    for notify in _followers:
+        notify(_limit[0])
 
 
-def asked() -> float:
+def core_limit() -> float:
     """The core's own limit in seconds; 0: none."""
-    return _asked[0]
+    return _core_limit[0]
 
 
-def follow(tell: Callable[[float], None]) -> None:
-    """Calls `tell` with the limit in seconds (0: none), now and whenever it changes."""
-    _told.append(tell)
-    tell(_limit[0])
+def follow(notify: Callable[[float], None]) -> None:
+    """Calls `notify` with the limit in seconds (0: none), now and whenever it changes."""
+    _followers.append(notify)
+    notify(_limit[0])
 
 
 def waited(since: float, name: Any = None) -> float:

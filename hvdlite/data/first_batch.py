@@ -3,7 +3,7 @@ nothing fails; the job is only no faster than one process.
 
 A FirstBatch looks at the first sample (or batch) that this rank is given and compares its digest with the other ranks',
 once: one small allgather. If all are identical on several ranks, every rank's data is very likely the same, and rank 0
-says so. It is a debugging option: all ranks must come to their first sample, so it is off unless asked for.
+says so. It is a debugging option: all ranks must come to their first sample, so it is off by default.
 
 A DataLoader's workers are other processes without a rank; there the digest is not compared, and `watch`, which
 stands in the training process, is the one to use.
@@ -31,10 +31,10 @@ class FirstBatch:
         self._process_set: ProcessSet | None = process_set
 
     @staticmethod
-    def wanted(check: bool | None, process_set: ProcessSet) -> FirstBatch | None:
+    def if_enabled(check: bool | None, process_set: ProcessSet) -> FirstBatch | None:
         """One if the argument or, where that is None, the option asks for it and there are several ranks."""
-        asked = config.load().values["check_data"] if check is None else check
-        return FirstBatch(process_set) if asked and process_set.size() > 1 else None
+        enabled = config.load().values["check_data"] if check is None else check
+        return FirstBatch(process_set) if enabled and process_set.size() > 1 else None
 
     def look(self, batch: Any) -> None:
         """Warns on the set's first rank if all ranks were shown the same. All ranks of the set have to call it."""
@@ -92,7 +92,7 @@ def watch(batches: Iterable[Any], check: bool | None = None, process_set: Proces
         [[1, 2]]  # rank 0
         [[3, 4]]  # rank 1
     """
-    first = FirstBatch.wanted(check, process_set)
+    first = FirstBatch.if_enabled(check, process_set)
     return batches if first is None else _Watched(batches, first)
 
 

@@ -95,14 +95,14 @@ def _at_once(array: Any, rows: Any) -> Any:
 
 
 def _increasing(array: Any, rows: Sequence[int]) -> Any:
-    once, places = np.unique(np.asarray(rows, np.int64), return_inverse=True)
-    return np.asarray(_at_once(array, once))[places]
+    once, indices = np.unique(np.asarray(rows, np.int64), return_inverse=True)
+    return np.asarray(_at_once(array, once))[indices]
 
 
 def _by_runs(array: Any, rows: Sequence[int]) -> Any:
-    once, places = np.unique(np.asarray(rows, np.int64), return_inverse=True)
+    once, indices = np.unique(np.asarray(rows, np.int64), return_inverse=True)
     runs = np.split(once, np.flatnonzero(np.diff(once) > 1) + 1)
-    return np.concatenate([array[int(run[0]) : int(run[-1]) + 1] if len(run) else array[0:0] for run in runs])[places]
+    return np.concatenate([array[int(run[0]) : int(run[-1]) + 1] if len(run) else array[0:0] for run in runs])[indices]
 
 
 def _one_by_one(array: Any, rows: Sequence[int]) -> Any:

@@ -56,6 +56,6 @@ def _digests(items: Callable[[], Iterable[Any]]) -> list[bytes] | None:
     """Of each item; None if they cannot be compared."""
     try:
         first, second = ([digest(item) for item in items()] for _ in range(2))
-    except Exception:  # the training loop will meet it, too; the other ranks wait here
+    except Exception:  # the training loop will raise it, too; the other ranks wait here
         return None
     return [each for each in first if each is not None] if first == second and None not in first else None

@@ -7,7 +7,7 @@ Ranks that take their gradients together need equally many batches, or the last 
 long by default: the first samples are dealt once more to fill up ("pad", as torch's DistributedSampler), or the last
 few are left out ("drop"). "keep" deals every sample once, for evaluation: lengths differ by one.
 
-Rank and size are asked once, when the shard is made: in a DataLoader's workers there is no rank. After shutdown and
+Rank and size are read once, when the shard is made: in a DataLoader's workers there is no rank. After shutdown and
 init, make new shards.
 """
 
@@ -88,7 +88,7 @@ def shard(
     if uneven not in UNEVEN:
         raise ValueError(f"uneven={uneven!r}: must be one of {', '.join(map(repr, UNEVEN))} [HVD240]")
     deal = _Deal(process_set.rank(), process_set.size(), shuffle, seed, uneven)
-    first = FirstBatch.wanted(check, process_set)
+    first = FirstBatch.if_enabled(check, process_set)
     if isinstance(data, (str, bytes)):
         raise TypeError(f"cannot shard a {type(data).__name__}: make it a list of samples [HVD240]")
     if _has_no_order(data):

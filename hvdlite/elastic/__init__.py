@@ -2,7 +2,7 @@
 
 A State is saved (committed) every so often, restored when a collective has failed, and synchronized from rank 0
 whenever the ranks have changed. `run_fn` makes a training function that does so. The names and the order of calls are
-Horovod's. In a job that is not elastic the ranks cannot meet anew: `run` ends with HvdNotYetError, which names the
+Horovod's. In a job that is not elastic there is no second rendezvous: `run` ends with HvdNotYetError, which names the
 cause.
 
 A lost rank (HorovodInternalError) means: go back to the last commit, and on with the others. What ranks disagree about
@@ -14,11 +14,11 @@ commit k, all have saved k: numbers of survivors differ by one at most. They go 
 the launcher's order. So what only the rank itself knows (a sampler's samples) is kept for the last two commits.
 
 A state may also be kept in a file (`State.save_to`), from which a job that is started again goes on. When the machine
-is about to be taken away the launcher tells the ranks so: they save at the next commit, and end with PREEMPTED if the
+is about to be taken away the launcher informs the ranks: they save at the next commit, and end with PREEMPTED if the
 file has that commit, else with UNKEPT.
 
 While state is sent no rank's saved copy changes: if a rank is lost meanwhile, the others can go back. A newcomer whose
-model is another one cannot take the state: it alone raises the error, and the others meet again without it.
+model is another one cannot take the state: it alone raises the error, and the others have a rendezvous without it.
 """
 
 from __future__ import annotations
@@ -224,8 +224,8 @@ class State:
             if timestamp > self._last_updated_timestamp:  # of this process alone: clocks of hosts differ
                 self._last_updated_timestamp = timestamp
                 what |= update
-        told = what, news.get("end"), self._file is not None and self._file.taken
-        what, ends, taken = self._bcast_object(told)
+        mine = what, news.get("end"), self._file is not None and self._file.taken
+        what, ends, taken = self._bcast_object(mine)
         if self._file is not None:
             self._file.taken = taken  # the next rank 0 leaves the file alone, too
         if ends:
@@ -387,13 +387,13 @@ def run_fn(func: Callable[..., Any], reset: Callable[[], None]) -> Callable[...,
         cause: Exception | None = None
         elastic_member.calls += 1
         elastic_member.trains(False)
-        # follows when ranks have met
-        met: Callable[[], None] | None = state.on_reset if elastic_member.enter() else None
+        # called after the rendezvous
+        reset_done: Callable[[], None] | None = state.on_reset if elastic_member.enter() else None
         while True:
             try:
-                if met is not None:
-                    _meet(reset, cause)
-                    met()
+                if reset_done is not None:
+                    _rejoin(reset, cause)
+                    reset_done()
                 cause = _synchronize(state)
                 if cause is None:
                     result = _trained(func, state, args, kwargs)
@@ -414,7 +414,7 @@ def run_fn(func: Callable[..., Any], reset: Callable[[], None]) -> Callable[...,
             except Exception:
                 elastic_member.trains(None)
                 raise
-            met = state.on_reset
+            reset_done = state.on_reset
 
     return wrapper
 
@@ -426,15 +426,15 @@ def _synchronize(state: State) -> HvdMismatchError | None:
         state._call = elastic_member.calls
         state._begin()
     mine = elastic_member.commit, elastic_member.calls, state._form()
-    told = allgather_object(mine, "elastic.commits") if elastic_member.is_elastic() else [mine]
-    commits, file = [commit for commit, *_ in told], state._file
+    reported = allgather_object(mine, "elastic.commits") if elastic_member.is_elastic() else [mine]
+    commits, file = [commit for commit, *_ in reported], state._file
     if state._rank() == 0:
         elastic_member.news()  # from here on the launcher knows that they train
     if file is not None and file.unread and state._rank() == 0:  # of ranks with state and without it, rank 0 has it
         file.load_into(state)
     state._number = max(0, commits[0])
     try:
-        state_form.require_same([each[1:] for each in told])
+        state_form.require_same([each[1:] for each in reported])
         state.sync()
     except HvdMismatchError as error:
         unfit = {rank for rank in error.ranks if commits[rank] < 0 <= commits[0]}
@@ -465,7 +465,7 @@ def _trained(func: Callable[..., Any], state: State, args: Any, kwargs: Any) -> 
 def _end_preempted(state: State) -> NoReturn:
     """All have saved at the same place: the file as well, and on to the end of this process."""
     kept = state._file is not None and state._rank() == 0 and state._file.write(state.state_dict())
-    with contextlib.suppress(HorovodInternalError, HvdTimeoutError):  # without the news: rank 0 knows, if it lives
+    with contextlib.suppress(HorovodInternalError, HvdTimeoutError):  # without the news: rank 0 knows, if it is alive
         kept = state._bcast_object(kept)
     init.shutdown()  # all leave together: this end is no failure
     sys.exit(PREEMPTED if kept else UNKEPT)
@@ -479,8 +479,8 @@ def _is_loss(error: Exception, state: State) -> bool:
     return True
 
 
-def _meet(reset: Callable[[], None], cause: Exception | None) -> None:
-    """The ranks meet anew, as often as it takes. Ends this process if it was removed from the job."""
+def _rejoin(reset: Callable[[], None], cause: Exception | None) -> None:
+    """The rendezvous of the ranks, as often as it takes. Ends this process if it was removed from the job."""
     while True:
         try:
             return reset()

@@ -88,7 +88,7 @@ class Kept:
         except OSError as error:
             if time.monotonic() >= self._warn_at:
                 why = error.strerror or str(error)
-                _say(
+                _report(
                     f"{self._path} cannot be written ({why}): commits are kept in memory only until it can be written "
                     "[HVD425]"
                 )
@@ -104,7 +104,7 @@ class Kept:
         head = b"" if self.taken else _head_of(self._path)
         if head and self._head not in (None, head):
             self.taken = True
-            _say(f"another job also writes {self._path}: give each job its own path [HVD425]")
+            _report(f"another job also writes {self._path}: give each job its own path [HVD425]")
         return self.taken
 
     def load_into(self, state: Any) -> None:
@@ -116,7 +116,7 @@ class Kept:
         except OSError as error:
             raise HvdStateError(f"{self._path} cannot be read: {error.strerror} [HVD425]") from None
         if kept is None:
-            _say(f"there is no {self._path} yet: training begins")
+            _report(f"there is no {self._path} yet: training begins")
             return
         try:
             state.load_state_dict(kept)
@@ -124,10 +124,10 @@ class Kept:
             why = f"{type(error).__name__}: {error}"
             raise HvdStateError(coded("HVD425", f"{self._path} is the state of another training: {why}")) from error
         self._behind = False
-        _say(f"training goes on from {self._path}")
+        _report(f"training goes on from {self._path}")
 
 
-def _say(text: str) -> None:
+def _report(text: str) -> None:
     print(f"hvdlite: {text}", file=sys.stderr, flush=True)
 
 

@@ -36,7 +36,7 @@ class Passes:
         """Whether there has been a call."""
         return self._calls is not None
 
-    def place(self) -> int:
+    def position(self) -> int:
         """How many calls of the window are done."""
         return int(np.asarray(keras.ops.convert_to_numpy(self._calls))) % self.count if self.begun() else self._start
 
@@ -47,10 +47,10 @@ class Passes:
             value = keras.ops.convert_to_numpy(total.value)
             values[key] = value if value.dtype.kind == "f" and value.dtype.itemsize > 1 else value.astype(np.float32)
         owners = getattr(optimizer, "_trainable_variables", [])
-        places = {backend.key_of(each): i for i, each in enumerate(owners)}
-        return {f"sum_{places[key]}": value for key, value in values.items() if key in places}
+        indices = {backend.key_of(each): i for i, each in enumerate(owners)}
+        return {f"sum_{indices[key]}": value for key, value in values.items() if key in indices}
 
-    def take(self, optimizer: Any, place: int, sums: dict[int, np.ndarray], agreed: bool) -> None:
+    def take(self, optimizer: Any, position: int, sums: dict[int, np.ndarray], agreed: bool) -> None:
         """Goes on at this place. ValueError if the sums are not of this optimizer's variables."""
         owners = getattr(optimizer, "_trainable_variables", [])
         for i, value in sums.items():
@@ -59,10 +59,10 @@ class Passes:
                     f"sum {i} of the saved window has shape {list(value.shape)}, which matches no variable of the "
                     "optimizer: build the model as it was when it was saved [HVD239]"
                 )
-        self._start, self._agreed = place, agreed
-        self._waiting = {backend.key_of(owners[i]): value for i, value in sums.items()} if place else {}
+        self._start, self._agreed = position, agreed
+        self._waiting = {backend.key_of(owners[i]): value for i, value in sums.items()} if position else {}
         if self.begun():
-            self._calls.assign(place)
+            self._calls.assign(position)
         for key, (_, total) in self._sums.items():
             waiting = self._waiting.pop(key, None)
             zeros = np.zeros(tuple(total.shape), np.float32)
@@ -79,7 +79,7 @@ class Passes:
             optimizer.built = True
         if not self._agreed:
             self._agreed = True
-            if not agree(self.count, self.place(), optimizer._hvd.process_set):
+            if not agree(self.count, self.position(), optimizer._hvd.process_set):
                 self.take(optimizer, 0, {}, True)
         waiting = [each for each in getattr(optimizer, "_trainable_variables", []) if self._waits(each)]
         zeros = keras.initializers.Zeros()

@@ -4,7 +4,7 @@ The sums are this rank's alone until the window ends, so they are no variables o
 rank 0 to all, and a plain optimizer, which a file must open as, refuses a state that is longer than its own. Keras
 saves with an optimizer whatever it finds among its attributes that is of a class of its own and has
 `save_own_variables`; a loss is the lightest such class. So a window is one: it travels in .keras files, in
-.weights.h5 and in copies of models, and who does not know it passes it by. HDF5 files of whole models have no such
+.weights.h5 and in copies of models, and code that does not know it skips it. HDF5 files of whole models have no such
 place, nor have Keras 2's optimizers one for sums: there only the number of passes is kept, in .keras files.
 
 Where each rank opens its own file it goes on as if never interrupted; where all open that of one rank, its sums stand
@@ -44,25 +44,25 @@ class Window(keras.losses.Loss):  # type: ignore[misc]
 
     def kept(self) -> dict[str, np.ndarray]:
         """Count, average and place in the window; in the middle of one also the sums, by the optimizer's order."""
-        passes, place = self._passes, self._passes.place()
-        found = {"terms": np.array([passes.count, int(passes.average), place], np.int64)}
-        return {**found, **(passes.kept(self._optimizer()) if place and hasattr(passes, "kept") else {})}
+        passes, position = self._passes, self._passes.position()
+        found = {"terms": np.array([passes.count, int(passes.average), position], np.int64)}
+        return {**found, **(passes.kept(self._optimizer()) if position and hasattr(passes, "kept") else {})}
 
-    def place(self) -> int:
+    def position(self) -> int:
         """How many passes of the window are done."""
-        return int(self._passes.place())
+        return int(self._passes.position())
 
     def take(self, kept: Mapping[str, Any], agreed: bool = False) -> None:
         """Goes on where `kept` was made. `agreed`: all ranks do so now, and need not compare."""
-        place = int(np.asarray(kept["terms"])[2])
+        position = int(np.asarray(kept["terms"])[2])
         sums = {int(key.rpartition("_")[2]): np.asarray(value) for key, value in kept.items() if key != "terms"}
         if hasattr(self._passes, "take") and int(np.asarray(kept["terms"])[0]) == self._passes.count:
-            self._passes.take(self._optimizer(), place, sums, agreed)
+            self._passes.take(self._optimizer(), position, sums, agreed)
             return
         if agreed:
             self._passes.clear()
-        if place:
-            _forgotten(f"it was saved after {place} passes and cannot be continued")
+        if position:
+            _forgotten(f"it was saved after {position} passes and cannot be continued")
 
     def save_own_variables(self, store: Any) -> None:
         """Keras calls it."""
@@ -70,14 +70,14 @@ class Window(keras.losses.Loss):  # type: ignore[misc]
             store[key] = value
 
     def load_own_variables(self, store: Any) -> None:
-        """Keras calls it, with nothing where the file has no window. Who has begun goes on, and is told: other ranks
-        may load nothing now."""
+        """Keras calls it, with nothing where the file has no window. A window that has begun goes on, with a warning:
+        other ranks may load nothing now."""
         kept = {key: store[key] for key in list(store.keys())}
         if not self._passes.begun():
             if kept:
                 self.take(kept)
             return
-        here, there = self._passes.place(), int(np.asarray(kept["terms"])[2]) if kept else 0
+        here, there = self._passes.position(), int(np.asarray(kept["terms"])[2]) if kept else 0
         if here or there:
             warn(
                 f"rank {_core.rank()}: weights were loaded after {here} of {self._passes.count} passes of a window "
@@ -90,27 +90,27 @@ def _forgotten(why: str) -> None:
     warn(f"rank {_core.rank()}: a window of backward_passes_per_step restarts: {why} [HVD243]")
 
 
-def agree(count: int, place: int, members: ProcessSet) -> bool:
+def agree(count: int, position: int, members: ProcessSet) -> bool:
     """Whether all ranks of the set are at the same place of a window. HvdMismatchError if their windows are not of the
     same number of passes, or cannot be compared since a rank has joined."""
     if not members.included() or members.size() == 1:
         return True
     try:
-        of_all = allgather_object((count, place), "backward_passes_per_step", members)
-    except (HvdArgumentError, HvdMismatchError) as error:  # a rank has joined: it cannot say where it is
+        of_all = allgather_object((count, position), "backward_passes_per_step", members)
+    except (HvdArgumentError, HvdMismatchError) as error:  # a rank has joined: it has no position
         raise HvdMismatchError(
-            f"rank {_core.rank()}: backward_passes_per_step={count}, after {place} passes of a window: ranks must "
+            f"rank {_core.rank()}: backward_passes_per_step={count}, after {position} passes of a window: ranks must "
             f"compare it before their first pass, and not all can ({uncoded(str(error))}). Call hvd.join() after a "
             "first step of the optimizer on every rank, or use backward_passes_per_step=1. [HVD304]"
         ) from None
     if len({each for each, _ in of_all}) > 1:
-        said = ", ".join(f"{each} on rank {rank}" for (each, _), rank in zip(of_all, members.ranks))
+        counts = ", ".join(f"{each} on rank {rank}" for (each, _), rank in zip(of_all, members.ranks))
         raise HvdMismatchError(
-            f"rank {_core.rank()}: backward_passes_per_step differs: {said}. Give all ranks the same value. [HVD304]"
+            f"rank {_core.rank()}: backward_passes_per_step differs: {counts}. Give all ranks the same value. [HVD304]"
         )
     if len(set(of_all)) == 1:
         return True
-    if place:
+    if position:
         _forgotten("not all ranks have opened a file that was saved in the middle of one")
     return False
 

@@ -1,7 +1,7 @@
 """Checks of the arguments of optimizers, tapes, layers and callbacks.
 
-Asked when it is made, and by all of them here, for every backend of Keras: later the error would come out of fit, from
-the middle of a step, on whichever rank is there first, and would speak of an attribute that an int does not have.
+Checked when it is made, and by all of them here, for every backend of Keras: later the error would come out of fit,
+from the middle of a step, on whichever rank is there first, and would speak of an attribute that an int does not have.
 
 Each check raises the error of the collective that would have refused the same, with its code.
 """
@@ -49,7 +49,7 @@ def check_number(owner: Any, name: str, value: Any, least: float | None = None, 
 
 def check_built(layer: Any) -> None:
     """ValueError for a layer whose variables are still to be made, itself or in a layer inside: they could not be known
-    as local, and would be averaged without a word. Layers that make none in `build` are not asked."""
+    as local, and would be averaged without a word. Layers that make none in `build` are not looked at."""
     for each in layer._flatten_layers():
         if not each.built and type(each).build is not keras.layers.Layer.build:
             inside = "" if each is layer else f" in {layer.name!r}"

@@ -1,7 +1,7 @@
 """The backend of this Keras, and the adapter that reduces its tensors: TensorFlow or PyTorch, one per process.
 
-Whatever is said in this package about Keras is said here: which module it is (Keras 3, or tf_keras where
-TF_USE_LEGACY_KERAS asks for it), which backend it runs on, and what of hvdlite serves that. The adapter is imported
+What this package needs to know of Keras is here: which module it is (Keras 3, or tf_keras where
+TF_USE_LEGACY_KERAS selects it), which backend it runs on, and what of hvdlite serves that. The adapter is imported
 when it is known which: nothing here loads TensorFlow for a model on PyTorch, nor the other way round.
 
 On JAX a step is compiled whole, and a collective would have to be a part of it; hvdlite has none yet.
@@ -72,7 +72,7 @@ def branch(pred: Any, then: Callable[[], Any], otherwise: Callable[[], Any]) -> 
 
 
 def start_check(text: str) -> StartCheck:
-    """What compares variables of the backend on all ranks, and says this of one that differs."""
+    """What compares variables of the backend on all ranks, and the text for one that differs."""
     name = backend()
     module = "hvdlite.tensorflow.initial_check" if name == "tensorflow" else "hvdlite.keras.torch_reducer"
     found = import_module(module)

@@ -393,7 +393,7 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
         self.verbose = verbose
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Says when the warm-up is over."""
+        """Prints when the warm-up is over."""
         super().on_epoch_end(epoch, logs)
         if epoch == (self.end_epoch or 0) - 1 and self.verbose > 0:
             rate = float(np.asarray(self.model.optimizer.learning_rate))

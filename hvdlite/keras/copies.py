@@ -47,7 +47,7 @@ class Copied:
 
     @classmethod
     def from_config(cls, config: dict[str, Any], *args: Any, **more: Any) -> Any:
-        """A distributed optimizer of a config, told what the one was whose method this is."""
+        """A distributed optimizer of a config, with the terms of the one that this is a method of."""
         base: Any = cls.__bases__[1]
         return _of_config(base.from_config(dict(config), *args, **more), cls._hvd_terms)
 
@@ -80,7 +80,7 @@ def plain_of(optimizer: Any) -> Any:
 
 
 def distributed(plain: Any, terms: dict[str, Any]) -> Any:
-    """DistributedOptimizer, told these terms."""
+    """DistributedOptimizer with these terms."""
     return import_module("hvdlite.keras.optimizer").DistributedOptimizer(plain, **terms)
 
 

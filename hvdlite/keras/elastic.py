@@ -128,7 +128,7 @@ class KerasState(ObjectState):
         if self._window() is not None:
             kept = broadcast_object(self._window().kept(), 0)
             self._go_on(kept)
-            if self._window().place():
+            if self._window().position():
                 _warn_of_sums()
         self._drop_gradients()
         copies = self._copies()
@@ -259,7 +259,7 @@ class UpdateBatchStateCallback(_Callback):
         self.steps_per_epoch: int | None = None
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """The number of batches is asked anew."""
+        """The number of batches is read anew."""
         self.steps_per_epoch = None
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:

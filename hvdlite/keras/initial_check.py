@@ -8,7 +8,7 @@ comparison. After the second round what rounding makes is no difference: other h
 
 In the first two rounds they also compare the gradients, before the average: equal ones mean equal data (same_data.py).
 
-All ranks make the same rounds in an incarnation of the job, and count them anew in each: a rank that comes later meets
+All ranks make the same rounds in an incarnation of the job, and count them anew in each: a rank that comes later finds
 the others. A rank that has joined knows nothing of the others' rounds, so the checks are over for all when all have
 joined. Digests travel as a sum, to which ranks that have joined add zeros. Only where ranks differ does a list travel.
 """
@@ -123,7 +123,7 @@ on_new_incarnation(_forget)
 
 
 class DataCheck(Check):
-    """Are the gradients of all ranks equal? Asked in the first rounds. sums_of: as StartCheck has it."""
+    """Are the gradients of all ranks equal? Compared in the first rounds. sums_of: as StartCheck has it."""
 
     def __init__(
         self, process_set: ProcessSet, sum_of_bits: Callable[[Any], int],
@@ -136,9 +136,9 @@ class DataCheck(Check):
         self._data = SameData(None if self._born == self._incarnation else 0)
 
     def _compared(self, prefix: str, variables: Sequence[Any], values: Sequence[Any] | None) -> int:
-        for place, value in enumerate(values or ()):
+        for index, value in enumerate(values or ()):
             sums = self._sums_of(value)
-            self._data.add(str(place), self._sum_of_bits(value), sums is None or isfinite(sums[1]))
+            self._data.add(str(index), self._sum_of_bits(value), sums is None or isfinite(sums[1]))
         number = self._data.number()
         summed = self._sums(f"{prefix}.gradients", number)
         self._data.step(number, are_equal(summed), summed[0], self._process_set.rank() == 0)
@@ -147,7 +147,7 @@ class DataCheck(Check):
 
 class StartCheck(Check):
     """Have all ranks the same values? sums_of: the sum of a variable's elements and that of their amounts; text: what
-    is said of a variable that differs; state: the optimizer's variables, which are compared, too."""
+    is reported of a variable that differs; state: the optimizer's variables, which are compared, too."""
 
     def __init__(
         self, process_set: ProcessSet, sum_of_bits: Callable[[Any], int],
@@ -163,20 +163,20 @@ class StartCheck(Check):
 
     def _compared(self, prefix: str, variables: Sequence[Any], values: Sequence[Any] | None) -> int:
         self._round += self._gap
-        said = self.difference(prefix, variables, values, self._round <= _EXACT)
-        before, self._before = self._before, said
-        if before is not None and said is not None:  # twice in a row is no accident
-            self.tell(before)
+        difference = self.difference(prefix, variables, values, self._round <= _EXACT)
+        before, self._before = self._before, difference
+        if before is not None and difference is not None:  # twice in a row is no accident
+            self.report(before)
             return NEVER
-        self._gap = 1 if said is not None else (1 << self._round.bit_length()) - self._round
+        self._gap = 1 if difference is not None else (1 << self._round.bit_length()) - self._round
         return self._gap
 
-    def tell(self, said: str) -> None:
+    def report(self, difference: str) -> None:
         """A warning on the first of the ranks that were compared, or an error on all."""
         if self._mode == "raise":
-            raise HvdMismatchError(coded("HVD302", said))
+            raise HvdMismatchError(coded("HVD302", difference))
         if self._process_set.ranks[self._process_set.rank()] == self._first:
-            warn(coded("HVD302", f"hvdlite: {said}"), RuntimeWarning)
+            warn(coded("HVD302", f"hvdlite: {difference}"), RuntimeWarning)
 
     def difference(
         self, prefix: str, variables: Sequence[Any], values: Sequence[Any] | None = None, exact: bool = True
@@ -191,18 +191,18 @@ class StartCheck(Check):
             [[_name(named), bit, self._sums_of(each)] for named, bit, each in zip(names, column, each_of)]
             for names, column, each_of in zip((variables, state), bits, found)
         ]
-        told = self._told(f"{prefix}.start.list", json.dumps(rows))
-        self._first = told[0][0]
+        lists_of_ranks = self._gathered(f"{prefix}.start.list", json.dumps(rows))
+        self._first = lists_of_ranks[0][0]
         for column, text in enumerate((self._text, _STATE)):
-            for its in zip_longest(*(lists[column] for _, lists in told)):
-                others = [str(rank) for (rank, _), one in zip(told, its) if _differ(its[0], one, exact)]
+            for its in zip_longest(*(lists[column] for _, lists in lists_of_ranks)):
+                others = [str(rank) for (rank, _), one in zip(lists_of_ranks, its) if _differ(its[0], one, exact)]
                 if others:
                     name, many = next(one for one in its if one)[0], "s" * (len(others) > 1)
                     return text.format(name=name, s=many, others=", ".join(others), first=self._first)
         return None
 
-    def _told(self, name: str, text: str) -> list[tuple[int, Any]]:
-        """(rank, what it told) of those that have not joined."""
+    def _gathered(self, name: str, text: str) -> list[tuple[int, Any]]:
+        """(rank, what it sent) of those that have not joined."""
         size, rank, mine = self._process_set.size(), self._process_set.rank(), text.encode()
         lengths = np.zeros(size, np.int64)
         lengths[rank] = len(mine)
@@ -211,8 +211,8 @@ class StartCheck(Check):
         letters[rank, : len(mine)] = np.frombuffer(mine, np.uint8)
         letters = self._summed(name, letters)
         return [
-            (who, json.loads(row[:length].tobytes()))
-            for who, row, length in zip(self._process_set.ranks, letters, lengths.tolist())
+            (source, json.loads(row[:length].tobytes()))
+            for source, row, length in zip(self._process_set.ranks, letters, lengths.tolist())
             if length
         ]
 

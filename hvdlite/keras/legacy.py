@@ -8,7 +8,7 @@ finite on one rank makes the averages of all ranks so, all skip a step or none d
 `_compute_gradients` is private to Keras, and Horovod averages there: libraries that call it take what it returns for
 averages. Here, too (`_hvd_take`), and `aggregate_gradients` returns these as they are. What was made of them (clipped,
 say) is averaged again: that changes no average, and is refused for what it would change. Keras's own calls get this
-rank's. Gradients that `apply_gradients` is told not to average, and that no caller has taken from here, are the
+rank's. Gradients that `apply_gradients` shall not average, and that no caller has taken from here, are the
 caller's own averages: ranks compare them in their first steps (initial_check.py).
 
 With several passes per step `apply_gradients` adds up, unless `_hvd_take` has done so, and only the last pass goes on
@@ -62,7 +62,7 @@ class Legacy(Copied):
     _hvd_passes: Any
     _hvd_taken: tuple[Any, ...] = ()  # what _hvd_take has returned, until something is applied
     _hvd_is_taken: Any = None  # a variable, since a function of TensorFlow takes without calling Python
-    _hvd_given: Any = None  # compares gradients that the caller says are averages
+    _hvd_average_check: Any = None  # compares gradients that the caller says are averages
     _agg_helper = property(lambda self: self._hvd_passes)  # Horovod's name of it; None for one pass
 
     def register_local_var(self, variable: Any) -> None:
@@ -97,17 +97,17 @@ class Legacy(Copied):
             pairs = inherited._compute_gradients(loss, var_list, grad_loss, tape=tape)
         else:
             pairs = inherited.compute_gradients(loss, var_list, tape)
-        return self._hvd_keras_takes(pairs) if _asked_by_keras() else self._hvd_take(pairs)
+        return self._hvd_keras_takes(pairs) if _called_by_keras() else self._hvd_take(pairs)
 
     def compute_gradients(self, loss: Any, var_list: Any, tape: Any = None) -> Any:
         """The same; optimizers of keras.optimizers.legacy have none."""
         pairs = super().compute_gradients(loss, var_list, tape)  # type: ignore[misc]
-        return self._hvd_keras_takes(pairs) if _asked_by_keras() else self._hvd_take(pairs)
+        return self._hvd_keras_takes(pairs) if _called_by_keras() else self._hvd_take(pairs)
 
     def get_gradients(self, loss: Any, params: Any) -> Any:
         """The averaged gradients alone; only optimizers of keras.optimizers.legacy have it, and only in graphs."""
         gradients, params = super().get_gradients(loss, params), import_module("tensorflow").nest.flatten(params)  # type: ignore[misc]
-        return gradients if _asked_by_keras() else self._allreduce(gradients, params)
+        return gradients if _called_by_keras() else self._allreduce(gradients, params)
 
     def _hvd_keras_takes(self, pairs: Any) -> Any:
         self._hvd_close()
@@ -144,7 +144,7 @@ class Legacy(Copied):
         return before if is_taken else None
 
     def apply_gradients(self, grads_and_vars: Pairs, name: Any = None, *flag: Any, **more: Any) -> Any:
-        """Averages the gradients unless told that they are, in Keras's words, then applies them."""
+        """Averages the gradients unless Keras's argument states that they are, then applies them."""
         inherited: Any = super()
         if flag:
             more[AGGREGATE if isinstance(self, keras.optimizers.legacy.Optimizer) else SKIP] = flag[0]
@@ -182,11 +182,11 @@ class Legacy(Copied):
         """Compares what the caller says are averages. What is returned comes before they are applied."""
         if self._hvd.alone:
             return []
-        if self._hvd_given is None:
+        if self._hvd_average_check is None:
             start = import_module("hvdlite.tensorflow.initial_check").start
-            self.__dict__["_hvd_given"] = start(self._hvd.process_set, NOT_AVERAGED)
+            self.__dict__["_hvd_average_check"] = start(self._hvd.process_set, NOT_AVERAGED)
         pairs = [pair for pair in pairs if self._hvd._travels(*pair)]
-        looked: list[Any] = self._hvd_given(f"{self._hvd.prefix}.given", _apart(pairs)[1], _apart(pairs)[0])
+        looked: list[Any] = self._hvd_average_check(f"{self._hvd.prefix}.given", _apart(pairs)[1], _apart(pairs)[0])
         return looked
 
 
@@ -198,7 +198,7 @@ def _same(before: tuple[Any, ...], pairs: list[tuple[Any, Any]]) -> bool:
     return len(before) == len(pairs) and all(mine is its for mine, (its, _) in zip(before, pairs))
 
 
-def _asked_by_keras() -> bool:
+def _called_by_keras() -> bool:
     """Whether the caller of _compute_gradients is Keras: minimize, or a loss scale, which aggregate later."""
     frame = sys._getframe(2)
     while frame.f_back is not None and str(frame.f_globals.get("__name__")).startswith("tensorflow.python.autograph"):

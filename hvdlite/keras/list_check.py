@@ -5,7 +5,7 @@ only, its list of gradients is shorter. The collectives of the others would wait
 has. So before a list goes an allreduce of no elements, under one name, whose shape says how long the list is and what
 is in it: the core compares shapes anyway. Only if they differ do all ranks exchange their lists, and all raise the same
 error; where they cannot, since another rank has joined, each shows its own. Nodes of a graph do the same
-(csrc/tensorflow/list.c), and a rank that runs eagerly meets one that does not.
+(csrc/tensorflow/list.c), and a rank that runs eagerly is matched with one that does not.
 """
 
 from __future__ import annotations
@@ -73,18 +73,18 @@ def compare(listed: Listed, process_set: ProcessSet = global_process_set) -> Non
     except HvdMismatchError:
         name = listed.name.replace("allreduce.", "allgather.", 1) + ".names"
         try:
-            said = [each.decode(errors="replace") for each in allgather_bytes(listed.text().encode(), name, number)]
-        except (HvdArgumentError, HvdMismatchError) as error:  # a rank has joined: none can be asked
+            texts = [each.decode(errors="replace") for each in allgather_bytes(listed.text().encode(), name, number)]
+        except (HvdArgumentError, HvdMismatchError) as error:  # a rank has joined: there is no allgather
             raise HvdMismatchError(coded("HVD305", _differ(listed, [listed.text()], str(error)))) from None
-        lists = [text.partition(": ")[2] for text in said]
-        raise mismatch("HVD305", _differ(listed, said), lists, process_set.ranks) from None
+        lists = [text.partition(": ")[2] for text in texts]
+        raise mismatch("HVD305", _differ(listed, texts), lists, process_set.ranks) from None
     pending.release()
 
 
-def _differ(listed: Listed, said: Sequence[str], silent: str = "") -> str:
-    """What ranks have, by what they said; `silent`: why the others did not."""
+def _differ(listed: Listed, texts: Sequence[str], silent: str = "") -> str:
+    """What ranks have, by their texts; `silent`: why the others have none."""
     lists: dict[str, str] = {}
-    for text in said:
+    for text in texts:
         rank, _, rest = text.partition(": ")
         lists.setdefault(rest, rank)
     shown = {rank: rest.split("\n") for rest, rank in list(lists.items())[:_SHOWN]}
@@ -93,7 +93,7 @@ def _differ(listed: Listed, said: Sequence[str], silent: str = "") -> str:
     for rank, (begin, *entries) in shown.items():
         names = ", ".join(["..."][: same and 1] + entries[same:])
         lines.append(f"\n  {rank}: {begin} ({names[:_SHOWN_LETTERS]}{', ...' if len(names) > _SHOWN_LETTERS else ''})")
-    others = len(said) - len(shown)
+    others = len(texts) - len(shown)
     more = f"\n  and {others} other rank{'s'[: others > 1]}" if others else ""
     more += f"\n  the lists of the other ranks are not available: {silent}" if silent else ""
     name = listed.name.removeprefix("allreduce.")

@@ -2,8 +2,8 @@
 
 Keras numbers layers of one class in the order in which a process makes them, and a layer's path depends on how it was
 built: the kernel that is `time_distributed_1/dense_3/kernel` where a model was made is `dense/kernel` where it was
-loaded from a file. What a layer calls its own variable is the same everywhere. Who names a collective by it and its
-place in a list meets its like on all ranks; most lists in another order are still told apart.
+loaded from a file. What a layer calls its own variable is the same everywhere. A collective with this
+name and an index in a list is matched with its like on all ranks; most lists in another order still differ.
 """
 
 from __future__ import annotations

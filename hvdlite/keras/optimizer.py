@@ -41,7 +41,7 @@ _OF_KERAS_2 = (
     "_agg_helper", "_aggregate_gradients", "_allreduce", "_allreduce_grads", "_compute_gradients",
     "aggregate_gradients", "compute_gradients", "get_gradients", "minimize",
 )  # fmt: skip
-made_in = "hvdlite.keras"  # what the classes of distributed optimizers say about where they are from
+made_in = "hvdlite.keras"  # the module of the classes of distributed optimizers
 
 
 class Distributed(Copied):
@@ -194,8 +194,8 @@ def DistributedOptimizer(
         "average_aggregated_gradients": average_aggregated_gradients, "num_groups": num_groups, "groups": groups,
         "process_set": process_set, "scale_local_gradients": scale_local_gradients,
     }  # fmt: skip
-    said = {"__module__": made_in, "__class__": shown, "_hvd_terms": terms}
-    made: Any = object.__new__(type(base.__name__, (methods, base), said))
+    attributes = {"__module__": made_in, "__class__": shown, "_hvd_terms": terms}
+    made: Any = object.__new__(type(base.__name__, (methods, base), attributes))
     made.__dict__.update(optimizer.__dict__)
     made.__dict__["_hvd"] = reduces
     known = weakref.ref(made)
@@ -210,14 +210,14 @@ def DistributedOptimizer(
     return made
 
 
-def _not_an_optimizer(given: Any) -> TypeError:
+def _not_an_optimizer(value: Any) -> TypeError:
     """What to raise for it: a name such as "adam", which compile() takes, or an optimizer of another Keras."""
-    said, hint = str(type(given)), ""
-    if isinstance(given, str):
-        said, hint = f"the string {given!r}", f": pass keras.optimizers.get({given!r})"
-    elif "tf_keras." in said:
+    text, hint = str(type(value)), ""
+    if isinstance(value, str):
+        text, hint = f"the string {value!r}", f": pass keras.optimizers.get({value!r})"
+    elif "tf_keras." in text:
         hint = ": set TF_USE_LEGACY_KERAS=1"
-    return TypeError(f"expected an optimizer of {keras.__name__} {keras.__version__}, not {said}{hint} [HVD223]")
+    return TypeError(f"expected an optimizer of {keras.__name__} {keras.__version__}, not {text}{hint} [HVD223]")
 
 
 def PartialDistributedOptimizer(

@@ -1,8 +1,8 @@
 """Check that the variables of all ranks are in the same order, before values are sent by index.
 
 Layers that are made in a loop over a set come in another order in each process. Where their shapes agree, a rank would
-get the value of another variable. Names tell: it is an error if all ranks have the same names in different orders.
-Where the names differ, as those of a model that one rank has loaded from a file may, places and shapes decide.
+get the value of another variable. So names are compared: it is an error if all ranks have the same names in different
+orders. Where the names differ, as those of a model that one rank has loaded from a file may, places and shapes decide.
 
 Numbers that Keras gives by itself are left out. They count the layers of a class as a process makes them, so layers
 that were made in another order may be in their right places nevertheless.
@@ -39,7 +39,7 @@ class VariableOrder:
 
     @property
     def of_names(self) -> list[int]:
-        """A digest of the names in any order, and its negative: the ranks' maxima tell whether all are equal."""
+        """A digest of the names in any order, and its negative: the ranks' maxima show whether all are equal."""
         number = int.from_bytes(digest(["\n".join(sorted(self._names)).encode()])[:7], "little")
         return [number, -number]
 

@@ -1,8 +1,8 @@
 """Load a saved model so that its optimizer is distributed again and keeps its state.
 
 Saving needs nothing: a distributed optimizer is written as the one that it was made of. `load_model` opens the file as
-Keras does and puts the optimizer, state and all, into a distributed one. Who gives a function that makes the optimizer
-from its arguments, as Horovod's users do, has it called; Keras itself wants a class there. And what Keras 3 writes into
+Keras does and puts the optimizer, state and all, into a distributed one. A function that makes the optimizer from its
+arguments, as Horovod's users give, is called; Keras itself takes a class there. And what Keras 3 writes into
 an HDF5 file of an optimizer's state, but does not read, is read here.
 
 All ranks open the same file, or rank 0 does and the others begin alike by BroadcastGlobalVariablesCallback.
@@ -81,21 +81,21 @@ def load_model(
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     if inner is not None and not isinstance(inner, (Distributed, Legacy)):
         window = saved(filepath)
-        silent = _says_no_passes(filepath, inner)
+        silent = _why_no_passes(filepath, inner)
         if silent and "backward_passes_per_step" not in terms:
             warn(
                 f"rank {_core.rank()}: load_model: {silent}; hvdlite uses 1. Pass backward_passes_per_step to "
                 "load_model, also if 1 is correct [HVD243]"
             )
-        told = terms if window is None or "backward_passes_per_step" in terms else {**terms_of(window[1]), **terms}
-        model.optimizer = put_around(optimizer, {"compression": compression, **told}, window)
+        passed = terms if window is None or "backward_passes_per_step" in terms else {**terms_of(window[1]), **terms}
+        model.optimizer = put_around(optimizer, {"compression": compression, **passed}, window)
         if not legacy() and backend() == "tensorflow":  # what Keras has chosen for the plain optimizer
             model.jit_compile = False
     return model
 
 
-def _says_no_passes(file: Any, optimizer: Any) -> str:
-    """Why the file does not say how many passes per step the optimizer has; empty: it does."""
+def _why_no_passes(file: Any, optimizer: Any) -> str:
+    """Why the file does not hold the passes per step of the optimizer; empty: it does."""
     if legacy() and isinstance(optimizer, keras.optimizers.legacy.Optimizer):
         return (
             "no file says how many passes per step an optimizer of keras.optimizers.legacy was told (nor has a .keras "

@@ -77,29 +77,29 @@ class Reducer:
             return found
         self._compare(found, owners)
         travel = [
-            place for place, each in enumerate(found) if each is not None and id(owners[place]) not in self._local
+            index for index, each in enumerate(found) if each is not None and id(owners[index]) not in self._local
         ]
         if travel:
-            of_travel = [owners[place] for place in travel]
+            of_travel = [owners[index] for index in travel]
             self._start.round(self.prefix, of_travel)
-            self._data.round(self.prefix, of_travel, [found[place] for place in travel])
+            self._data.round(self.prefix, of_travel, [found[index] for index in travel])
         in_flight = []
-        for place in reversed(range(len(found))):
-            gradient, owner = found[place], owners[place]
+        for index in reversed(range(len(found))):
+            gradient, owner = found[index], owners[index]
             if gradient is None:
                 continue
             if id(owner) in self._local:
-                found[place] = gradient / self.process_set.size() if self.scale_local else gradient
+                found[index] = gradient / self.process_set.size() if self.scale_local else gradient
                 continue
             small, ctx = compress(self.compression, gradient.to_dense() if gradient.is_sparse else gradient)
-            name = f"{self.prefix}.{place}of{len(found)}.{everywhere(owner)}"
+            name = f"{self.prefix}.{index}of{len(found)}.{everywhere(owner)}"
             handle = plain.allreduce_async(
                 small.detach(), name=name, op=self.op, prescale_factor=1.0 / self.predivide,
                 postscale_factor=self.predivide, process_set=self.process_set,
             )  # fmt: skip
-            in_flight.append((place, handle, ctx))
-        for place, handle, ctx in in_flight:
-            found[place] = self.compression.decompress(handle.wait(), ctx)
+            in_flight.append((index, handle, ctx))
+        for index, handle, ctx in in_flight:
+            found[index] = self.compression.decompress(handle.wait(), ctx)
         metrics.step(self)
         return found
 

@@ -47,10 +47,10 @@ class Alone:
             self._compare(variables)
 
     def _compare(self, variables: Sequence[Any]) -> None:
-        said = self._check.difference(self._name, variables)
-        self._over, self._differed, self._left = self._differed or said is None, True, _BETWEEN
-        if self._over and said is not None and not self._sent:
-            self._check.tell(said)
+        difference = self._check.difference(self._name, variables)
+        self._over, self._differed, self._left = self._differed or difference is None, True, _BETWEEN
+        if self._over and difference is not None and not self._sent:
+            self._check.report(difference)
 
     def _sent_tensors(self) -> int:
         return int(metrics.stats()["totals"]["tensors"])

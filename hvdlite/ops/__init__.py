@@ -7,7 +7,7 @@ Each collective has up to four forms: plain (a new tensor), `_` (in place), and 
 for `poll` and `synchronize`. Arguments and names are Horovod's. A tensor named x travels as `allreduce.x`, so that an
 allreduce and a broadcast of one name are not matched; unnamed calls are matched by the order in which ranks make them.
 
-One file for each idea: `handle` (what is in flight), `arguments` (what was asked for), `tensors` (from a tensor to an
+One file for each idea: `handle` (what is in flight), `arguments` (of the call), `tensors` (from a tensor to an
 address and back), then the collectives: `reduce`, `broadcast` (all ranks get the same rows), `alltoall` (each rank gets
 its own), `barriers` (no rank gets data: barrier and join).
 

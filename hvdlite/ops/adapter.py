@@ -1,6 +1,6 @@
 """Protocol of a framework's tensors: what every collective needs to know about them.
 
-An Adapter answers a handful of questions; `ops` makes all collectives from the answers. It knows nothing of ranks,
+An Adapter has a handful of methods; `ops` makes all collectives from their results. It knows nothing of ranks,
 names or handles. A new framework is one such class and its optimizer hook.
 
 The core takes contiguous memory only: an adapter says whether a tensor's is, and can make a copy that is. Addresses are
@@ -63,8 +63,8 @@ class Adapter(Protocol[T]):
 
     def form(self, tensor: Any) -> Any:
         """What identifies this tensor's kind, hashable, if it may be read and written where it lies and its address is
-        all that the core needs to know; else None, and the other questions are asked. Cheap: it is asked in every
-        call."""
+        all that the core needs to know; else None, and the other methods are called. Cheap: every call of a
+        collective calls it."""
 
     def address(self, tensor: T) -> int:
         """Of a tensor that has a form. ValueError if its memory is not all there."""

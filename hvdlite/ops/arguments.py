@@ -1,4 +1,4 @@
-"""What was asked for: reduce op, scales, root, splits, process set. One value, checked once, for every collective.
+"""Arguments of a collective: reduce op, scales, root, splits, process set. One value, checked once, for all.
 
 The public forms take Horovod's arguments and make a `Terms` of them; what submits, and what computes a gradient later,
 reads it. Root ranks stay global here, as users name them; the rank inside a set is looked up at submission.

@@ -1,5 +1,5 @@
-"""Where nobody gets a tensor: barrier, at which all ranks meet, monitored_barrier, which says who is missing, and join:
-a rank has no more data.
+"""Collectives without a tensor: barrier, monitored_barrier, which names the missing ranks, and join: a rank has no
+more data.
 
 A barrier has no name, so several may be open at once (from several threads): they are matched by order.
 Joining is of the whole job: the other ranks go on with allreduces, to which the joined ones give nothing (zeros to a
@@ -85,7 +85,7 @@ def monitored_barrier(
     Example:
         >>> hvd.monitored_barrier(timeout=60, name="epoch")
     """
-    seconds = _core.seconds_of(timeout) or _core.asked() or None
+    seconds = _core.seconds_of(timeout) or _core.core_limit() or None
     number, mine, size = number_of(process_set), rank_in(process_set, _core.rank()), process_set.size()
     base = full_name("monitored_barrier.", name) or "monitored_barrier"
     full = f"{base}.{_core.unnamed(base, number)}"
@@ -98,16 +98,16 @@ def monitored_barrier(
     _core.excuse(pending.native)
     if not _core.within(pending.native, seconds):
         gave_up[mine] = 1
-        who = _core.missing(pending.native)
+        missing = _core.missing(pending.native)
         if not pending.done():
             pending.release()  # now: the exception's traceback holds it
             raise HvdTimeoutError(
-                coded("HVD502", f"rank {_core.rank()} has waited {seconds:g} s at the barrier {full!r}: {who}")
+                coded("HVD502", f"rank {_core.rank()} has waited {seconds:g} s at the barrier {full!r}: {missing}")
             )
     pending.wait(bounded=False)
     pending.release()
     if any(seen):
-        early = [rank for place, rank in enumerate(process_set.ranks or range(size)) if seen[place]]
+        early = [rank for position, rank in enumerate(process_set.ranks or range(size)) if seen[position]]
         raise HvdTimeoutError(
             coded(
                 "HVD502",

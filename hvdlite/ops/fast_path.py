@@ -1,12 +1,12 @@
-"""The short way of what a training loop does again and again: the same words with the same kind of tensor.
+"""Fast path of what a training loop repeats: the same arguments with the same kind of tensor.
 
-The first time, a call's words are looked at one by one (`arguments`, `tensors`), and what comes of it is a request but
-for the memory (`_core.Request`). It is remembered under the words as they were said, beside the tensor's dtype and
+The first call checks its arguments one by one (`arguments`, `tensors`); the result is a request without
+memory (`_core.Request`). It is remembered under the arguments of the call, beside the tensor's dtype and
 shape. When they come again, all that is left to look at is the tensor: is it one whose address is all that the core
-needs to know? Whatever is not so plain (a process set, which may be gone by now; a tensor that must be copied; words
-that cannot be hashed) takes the long way, where the errors are.
+needs to know? Whatever is not so plain (a process set, which may be closed by now; a tensor that must be copied;
+arguments that cannot be hashed) takes the slow path, where the errors are.
 
-Words that are equal are the same here, but True is not 1: an op that is a bool is refused, and stays so.
+Equal arguments are the same here, but True is not 1: an op that is a bool is refused, and stays so.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .tensors import Tensors
 _SIMPLE = frozenset((str, int, float, bool, type(None), type, Op))  # what stays what it was
 
 
-class Landing(Handle):
+class DirectHandle(Handle):
     """The handle of one tensor whose result lies where it shall be when the core has finished."""
 
     __slots__ = ("_adapter", "_flight", "_in_place")
@@ -58,7 +58,7 @@ class Landing(Handle):
                     if self._in_place and self._error is None:
                         self._adapter.written(self._result)
                     self._flight = None
-                    flight.land()
+                    flight.complete()
         if self._error is not None:
             raise self._error
         return self._result
@@ -70,14 +70,14 @@ class Landing(Handle):
 
 
 class Quick(Tensors[T]):
-    """Remembers what was said."""
+    """Remembers the arguments of calls."""
 
     def __init__(self, adapter: Adapter[T]) -> None:
         super().__init__(adapter)
         self._known: OrderedDict[Any, _core.Request] = OrderedDict()
 
     def _again(self, tensor: Any, words: tuple[Any, ...], process_set: ProcessSet) -> _core.Request | None:
-        """The request that these words made of such a tensor before. None: take the long way."""
+        """The request that these arguments made of such a tensor before. None: take the slow path."""
         if process_set is not global_process_set:
             return None
         try:
@@ -86,7 +86,7 @@ class Quick(Tensors[T]):
             return None
 
     def _remember(self, tensor: Any, words: tuple[Any, ...], name: str | None, terms: Terms) -> None:
-        """What an allreduce of these words is, once it has gone well by the long way."""
+        """The request of an allreduce with these arguments, after it has succeeded on the slow path."""
         form = self.adapter.form(tensor)
         if form is None or terms.process_set is not global_process_set or not _SIMPLE.issuperset(map(type, words)):
             return

@@ -17,7 +17,7 @@ from .. import _core
 from ..process_sets.process_set import ProcessSet, global_process_set, number_of, rank_in, share_of
 from .adapter import T
 from .arguments import Average, NoneCompressor, Terms, compress, full_name, reduction
-from .fast_path import Landing, Quick
+from .fast_path import DirectHandle, Quick
 from .handle import Handle
 from .tensors import group_of, placed
 
@@ -100,7 +100,7 @@ class Reductions(Quick[T]):
         words = (name, average, op, op.__class__, prescale_factor, postscale_factor, priority)
         request = self._again(tensor, words, process_set)
         if request is not None:
-            return Landing(self.adapter, request, tensor)
+            return DirectHandle(self.adapter, request, tensor)
         terms = reduction(average, op, prescale_factor, postscale_factor, process_set)._replace(priority=priority)
         handle = self._allreduce(tensor, name, terms)
         self._remember(tensor, words, name, terms)
@@ -144,7 +144,7 @@ class Reductions(Quick[T]):
         words = (name, average, op, op.__class__, prescale_factor, postscale_factor, priority)
         request = self._again(tensor, words, process_set)
         if request is not None:
-            return Landing(self.adapter, request, tensor, in_place=True)
+            return DirectHandle(self.adapter, request, tensor, in_place=True)
         terms = reduction(average, op, prescale_factor, postscale_factor, process_set)._replace(priority=priority)
         handle = self._allreduce(tensor, name, terms, in_place=True)
         self._remember(tensor, words, name, terms)

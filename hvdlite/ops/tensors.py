@@ -67,18 +67,18 @@ class Tensors(Generic[T]):
     ) -> list[_core.Pending]:
         """Requests that become ready as one. Members: view, what to keep alive, address of the result (0: none)."""
         number, count, quiet = number_of(terms.process_set), len(members), _core.QUIET if waits else _core.SOON
-        places = [placed(view, kind == _core.ALLGATHER) for view, _, _ in members]
+        terms_of_device = [placed(view, kind == _core.ALLGATHER) for view, _, _ in members]
         group = _core.group_number(base, number)
 
-        given = [
-            _core.given(
+        submissions = [
+            _core.submission(
                 kind, terms.op, view.dtype, None if base is None else f"{base}_{i}of{count}", view.shape, view.address,
                 address, keep, prescale=terms.prescale, postscale=terms.postscale, process_set=number, group=group,
-                group_count=count, priority=terms.priority, **place,
+                group_count=count, priority=terms.priority, **device_terms,
             )
-            for i, ((view, keep, address), place) in enumerate(zip(members, places), 1)
+            for i, ((view, keep, address), device_terms) in enumerate(zip(members, terms_of_device), 1)
         ]  # fmt: skip
-        return _core.submit_group(given, quiet)
+        return _core.submit_group(submissions, quiet)
 
     def fetched(self, pending: _core.Pending, like: T, view: View) -> tuple[T, list[int]]:
         """What a ragged collective brought, as a new tensor whose rows are like the view's, and where that is; how many

@@ -127,12 +127,12 @@ class Saved:
             ...     torch.save(whole, "whole.pt")
         """
 
-        def told() -> Any:
+        def own_part() -> Any:
             for _ in self._items():  # what cannot be saved is refused on all ranks
                 pass
             return self._shared(), _random(), self.finish.optimizer is not None
 
-        everyone = exchanged(told, "whole", timeout=self._timeout)
+        everyone = exchanged(own_part, "whole", timeout=self._timeout)
         shared = _agreed([(rank, each) for rank, (each, _, learns) in enumerate(everyone) if learns]) or everyone[0][0]
         whole = assembled(self._items, self._mesh, root_rank, (self._axes[1], self._cut()), self._timeout)
         if whole is not None:
@@ -168,9 +168,9 @@ class Saved:
     # what a checkpoint has
 
     def _layout(self) -> dict[str, Any]:
-        places = {axis: self._mesh.coordinate(axis) for axis in self._mesh.shape}
+        coordinates = {axis: self._mesh.coordinate(axis) for axis in self._mesh.shape}
         layers = [name for name, _ in self.module.named_children()]
-        return {"mesh": dict(self._mesh.shape), "place in the mesh": places, "layers": layers}
+        return {"mesh": dict(self._mesh.shape), "place in the mesh": coordinates, "layers": layers}
 
     def _cut(self) -> str:
         """The axis over which tensors are cut."""
@@ -311,7 +311,7 @@ def _lists_in(value: Any, at: str = "") -> Iterator[tuple[dict[str, Any], str, s
 
 
 def _kind(state: dict[str, Any]) -> list[Any]:
-    """What tells schedulers apart: their keys, and those of the schedulers within."""
+    """What distinguishes schedulers: their keys, and those of the schedulers within."""
     return [sorted(state), *map(_kind, state.get("_schedulers", ()))]
 
 

@@ -51,20 +51,23 @@ def exchanged(
 ) -> list[Any]:  # fmt: skip
     """What make returns on each rank of the set. A ValueError of one rank is raised on all of them; another exception
     there, and a ValueError on the others."""
-    told: tuple[Any, str | None]
+    result: tuple[Any, str | None]
     mine: Exception | None = None
     try:
-        told = make(), None
+        result = make(), None
     except Exception as error:
-        mine, told = error, (None, str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}")
+        mine, result = (
+            error,
+            (None, str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"),
+        )
     if timeout is not None:  # allgather_object has none, so a barrier comes before
         hvd.synchronize(
             hvd.allreduce_async(torch.zeros(1), name=f"{name}.comes", process_set=process_set), timeout=timeout
         )
-    everyone = hvd.allgather_object(told, name=name, process_set=process_set)
+    everyone = hvd.allgather_object(result, name=name, process_set=process_set)
     if mine is not None and not isinstance(mine, ValueError):
         raise mine
-    for rank, (_, said) in zip(process_set.ranks, everyone):
-        if said is not None:
-            raise ValueError(f"rank {rank}: {said}")
+    for rank, (_, failure) in zip(process_set.ranks, everyone):
+        if failure is not None:
+            raise ValueError(f"rank {rank}: {failure}")
     return [value for value, _ in everyone]

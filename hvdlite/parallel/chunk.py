@@ -51,9 +51,9 @@ class Chunk:
         if self.after is None:
             outputs = [loss(out)]
         else:
-            given = self.after.copies(out)
-            self.after.give(given, k, count)
-            outputs = given.tensors
+            copies = self.after.copies(out)
+            self.after.give(copies, k, count)
+            outputs = copies.tensors
             self._warn(outputs, inputs)
         self.live[k] = Flight(inputs, came, outputs, looks_of(outputs))
 
@@ -70,11 +70,11 @@ class Chunk:
 
     def without_graph(self, k: int, x: Any, count: int) -> tuple[Any, int]:
         """The output, and into how many parts the mini-batch was cut; 0: its reader knows."""
-        values, _, _, told = self._taken(k, x)
+        values, _, _, parts = self._taken(k, x)
         out = self._computed(values, None)
         if self.after is not None:
-            self.after.give(self.after.copies(out), k, told or count)
-        return out, told
+            self.after.give(self.after.copies(out), k, parts or count)
+        return out, parts
 
     def expect(self, what: str, k: int) -> None:
         """What a later action receives may come already."""

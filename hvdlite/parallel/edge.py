@@ -84,13 +84,13 @@ class Edge:
     ) -> None:  # fmt: skip
         self.name, self.peer, self.group, self.window = name, peer, group, window
         self.every, self.timeout, self.device = every, timeout, device
-        self._told: tuple[int, list[Look], bytes] | None = None  # by number of the message
-        self._heard: tuple[int, list[Look], Any, int] | None = None
+        self._forms: tuple[int, list[Look], bytes] | None = None  # by number of the message
+        self._received: tuple[int, list[Look], Any, int] | None = None
         self._sent: dict[str, Any] = {}  # handles, by name
         self._posted: dict[tuple[str, int], list[Any]] = {}
 
     def _message(self, k: int) -> int:
-        """The number of the message that tells the shapes of micro-batch k."""
+        """The number of the message with the shapes of micro-batch k."""
         return 0 if self.every is None else k // self.every
 
     def _name(self, what: str, k: int) -> str:
@@ -127,14 +127,14 @@ class Edge:
     def give(self, out: Output, k: int, count: int) -> None:
         """A forward's output, to the next stage. ValueError for one that cannot travel or has changed."""
         looks, number = looks_of(out.tensors), self._message(k)
-        if self._told is None or self._told[0] != number:
+        if self._forms is None or self._forms[0] != number:
             self._check(looks)
             self._send(self._name("shapes", number), _written(looks, out.form, count))
-            self._told = number, looks, out.form
-        elif (looks, out.form) != self._told[1:]:
+            self._forms = number, looks, out.form
+        elif (looks, out.form) != self._forms[1:]:
             raise ValueError(
-                f"{self.name}: the output of micro-batch {k} is {_shown(looks)}, but {_shown(self._told[1])} was "
-                f'announced{_other(out.form, self._told[2])}: pass shapes="each" to a pipeline whose shapes or values '
+                f"{self.name}: the output of micro-batch {k} is {_shown(looks)}, but {_shown(self._forms[1])} was "
+                f'announced{_other(out.form, self._forms[2])}: pass shapes="each" to a pipeline whose shapes or values '
                 "change from one micro-batch to the next [HVD014]"
             )
         for part, tensor in enumerate(out.tensors):
@@ -160,16 +160,16 @@ class Edge:
             self._send(self._name("b", k), there)
 
     def expect(self, k: int) -> None:
-        """The input of micro-batch k may arrive from now on, if its shape is known; else the message that tells it."""
+        """The input of micro-batch k may arrive from now on, if its shape is known; else the message with it."""
         number = self._message(k)
-        if self._heard is None or self._heard[0] != number:
+        if self._received is None or self._received[0] != number:
             if ("shapes", number) not in self._posted:
                 handle = self._receive(self._name("shapes", number), (_WORDS,), torch.int64, "cpu")
                 self._posted["shapes", number] = [handle]
         elif ("f", k) not in self._posted:
             self._posted["f", k] = [
                 self._receive(self._name(f"f{part}", k), look.shape, look.dtype, self.device)
-                for part, look in enumerate(self._heard[1])
+                for part, look in enumerate(self._received[1])
             ]
 
     def expect_back(self, looks: list[Look], k: int) -> None:
@@ -191,10 +191,10 @@ class Edge:
         mini-batch."""
         number = self._message(k)
         self.expect(k)
-        if self._heard is None or self._heard[0] != number:
-            self._heard = (number, *_read(self._arrived("shapes", number)[0]))
+        if self._received is None or self._received[0] != number:
+            self._received = (number, *_read(self._arrived("shapes", number)[0]))
             self.expect(k)
-        return (self._arrived("f", k), *self._heard[1:])
+        return (self._arrived("f", k), *self._received[1:])
 
     def take_back(self, looks: list[Look], k: int) -> list[torch.Tensor | None]:
         """The gradients of what was given for micro-batch k; None: there is none."""
@@ -210,8 +210,8 @@ class Edge:
             hvd.synchronize(self._sent.popitem()[1], timeout=self.timeout)
 
     def apart(self) -> Edge:
-        """Another with messages of its own before each micro-batch; for what is no training, while nothing is under
-        way here."""
+        """Another with messages of its own before each micro-batch; for what is no training, while nothing is
+        in flight here."""
         return Edge(f"{self.name}.eval", self.peer, self.group, self.window, 1, self.timeout, self.device)
 
 
@@ -219,5 +219,5 @@ def _shown(looks: list[Look]) -> str:
     return " and ".join(f"{str(dtype)[6:]} {list(shape)}{' with gradient' * t}" for dtype, t, shape in looks)
 
 
-def _other(form: bytes, told: bytes) -> str:
-    return "" if form == told else f" ({form.decode().strip()} and not {told.decode().strip()})"
+def _other(form: bytes, announced: bytes) -> str:
+    return "" if form == announced else f" ({form.decode().strip()} and not {announced.decode().strip()})"

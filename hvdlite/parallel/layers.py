@@ -311,10 +311,10 @@ class _VocabCrossEntropy(torch.autograd.Function):
         at = (target - first).masked_fill(~mine, 0).long().unsqueeze(-1)
         picked = x.gather(-1, at).squeeze(-1).masked_fill(~mine, 0)
         exponents = x.exp_()
-        wanted, total = over_ranks(torch.stack([picked, exponents.sum(-1)]), hvd.Sum, "sums")
+        target_scores, total = over_ranks(torch.stack([picked, exponents.sum(-1)]), hvd.Sum, "sums")
         ctx.save_for_backward(exponents.div_(total.unsqueeze(-1)), at, mine, counts)
         ctx.dtype = scores.dtype
-        return (total.log() - wanted).masked_fill(~counts, 0).sum() / counts.sum()
+        return (total.log() - target_scores).masked_fill(~counts, 0).sum() / counts.sum()
 
     @staticmethod
     @once_differentiable

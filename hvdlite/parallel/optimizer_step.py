@@ -24,11 +24,11 @@ from ..process_sets.process_set import existing_or_added
 
 
 class Tie(NamedTuple):
-    """A weight that stages share. places: its name on each of them, by stage, and `own` here; group: their ranks of
+    """A weight that stages share. names: its name on each of them, by stage, and `own` here; group: their ranks of
     this line."""
 
     name: str
-    places: Mapping[int, str]
+    names: Mapping[int, str]
     own: str
     group: hvd.ProcessSet
 
@@ -39,23 +39,23 @@ def ties_of(
     """Those of this stage. A call of all ranks: it registers the sets of all lines. ValueError for a stage or a name
     that is not there."""
     stage, line, found = mesh.coordinate(axis), mesh.group(axis).ranks, []
-    for name, places in tied:
-        if len(places) < 2 or not set(places) <= set(range(mesh.shape[axis])):
+    for name, names in tied:
+        if len(names) < 2 or not set(names) <= set(range(mesh.shape[axis])):
             raise ValueError(
-                f"tied weight {name!r} names the stages {sorted(places)}, but must name two or more of "
+                f"tied weight {name!r} names the stages {sorted(names)}, but must name two or more of "
                 f"{mesh.shape[axis]} stages [HVD011]"
             )
         for each in mesh.sets(axis):
-            group = existing_or_added([each.ranks[at] for at in sorted(places)])
-            if each.ranks == line and stage in places:
+            group = existing_or_added([each.ranks[at] for at in sorted(names)])
+            if each.ranks == line and stage in names:
                 try:
-                    module.get_parameter(places[stage])
+                    module.get_parameter(names[stage])
                 except AttributeError:
                     has = ", ".join(known for known, _ in module.named_parameters())
                     raise ValueError(
-                        f"stage {stage} has no parameter {places[stage]!r} to tie as {name!r}; it has {has} [HVD011]"
+                        f"stage {stage} has no parameter {names[stage]!r} to tie as {name!r}; it has {has} [HVD011]"
                     ) from None
-                found.append(Tie(name, places, places[stage], group))
+                found.append(Tie(name, names, names[stage], group))
     return found
 
 
@@ -86,7 +86,7 @@ class StageUpdate:
 
     def exchange(self) -> None:
         """Gradients are those of the whole mini-batch, on all ranks that hold a copy of this stage. ValueError for one
-        that no other copy would hear of."""
+        that no other copy would get."""
         own = {id(p) for p in self.module.parameters()}
         for group in self.optimizer.param_groups if self.optimizer is not None else ():
             for p in group["params"]:
@@ -103,7 +103,7 @@ class StageUpdate:
                 frozen = "is not" if weight.requires_grad else "is"
                 raise ValueError(
                     f"the tied weight {tie.name!r} {frozen} frozen on stage {self.stage}, but otherwise on another of "
-                    f"the stages {sorted(tie.places)}: set requires_grad alike on all of them [HVD022]"
+                    f"the stages {sorted(tie.names)}: set requires_grad alike on all of them [HVD022]"
                 )
             if used:
                 weight.grad = torch.zeros_like(weight) if weight.grad is None else weight.grad
@@ -175,7 +175,7 @@ class StageUpdate:
     def _clip(self) -> None:
         assert self.clip is not None
         square = torch.zeros(1, dtype=torch.float64)
-        again = {id(self.module.get_parameter(tie.own)) for tie in self.ties if self.stage != min(tie.places)}
+        again = {id(self.module.get_parameter(tie.own)) for tie in self.ties if self.stage != min(tie.names)}
         first = all(group.rank() == 0 for group in self.model[1:])
         for p in self.module.parameters():
             if p.grad is not None and id(p) not in again and (first or getattr(p, "cut", None) is not None):

@@ -51,13 +51,13 @@ def planned(path: str | Path) -> Planned:
     with open(path, "rb") as file:
         text = file.read(BYTES_MAX + 1)
     try:
-        said = json.loads(text) if len(text) <= BYTES_MAX else None
-        if not isinstance(said, dict) or said.get("format") != FORMAT:
+        plan = json.loads(text) if len(text) <= BYTES_MAX else None
+        if not isinstance(plan, dict) or plan.get("format") != FORMAT:
             raise ValueError(f"it is not of the format {FORMAT!r}")
-        return _checked(said["micro_batches"], said["schedule"], said["shape"], said["stages"])
+        return _checked(plan["micro_batches"], plan["schedule"], plan["shape"], plan["stages"])
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        told = f"{error} is missing" if isinstance(error, KeyError) else str(error)
-        raise ValueError(f"{path}: not a plan for hvdlite.parallel: {told[:200]} [HVD013]") from None
+        problem = f"{error} is missing" if isinstance(error, KeyError) else str(error)
+        raise ValueError(f"{path}: not a plan for hvdlite.parallel: {problem[:200]} [HVD013]") from None
 
 
 def _checked(micro: Any, schedule: Any, shape: Any, stages: Any) -> Planned:

@@ -47,17 +47,17 @@ def seeded(mesh: Mesh, seed: int, cut: str = "tp") -> CutRegion:
 class CutRegion:
     """Random numbers that differ over tp, within `with`. It may be entered again and again, also within itself."""
 
-    def __init__(self, place: int) -> None:
-        self._place = place
+    def __init__(self, position: int) -> None:
+        self._position = position
         self._outside: list[tuple[torch.Tensor, torch.Tensor | None]] = []
 
     def __enter__(self) -> CutRegion:
         on_gpu = torch.cuda.is_available()
         drawn = int(torch.randint(2**62, (1,), device="cpu"))
         self._outside.append((torch.get_rng_state(), torch.cuda.get_rng_state() if on_gpu else None))
-        torch.default_generator.manual_seed(_number(drawn, self._place))
+        torch.default_generator.manual_seed(_number(drawn, self._position))
         if on_gpu:
-            torch.cuda.manual_seed(_number(drawn, self._place))
+            torch.cuda.manual_seed(_number(drawn, self._position))
         return self
 
     def __exit__(self, *_: Any) -> None:

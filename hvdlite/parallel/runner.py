@@ -115,16 +115,16 @@ class Pipeline(Saved):
         tied = list(tied)
         ties = ties_of(stage, mesh, axis, tied)
         together = bool(tied or scaler or clip)  # all stages make an update at one time
-        said = (micro_batches, named(schedule), named(update), shapes, checkpoint, clip, bool(count), self.chunks)
+        settings = (micro_batches, named(schedule), named(update), shapes, checkpoint, clip, bool(count), self.chunks)
         self.name = name = agree(
-            (*said, scaler and scaler.state_dict()), name, digests(stage, ties), mesh.rank_at(**{axis: 0})
+            (*settings, scaler and scaler.state_dict()), name, digests(stage, ties), mesh.rank_at(**{axis: 0})
         )
         schedules.check(self._lists(), micro_batches=micro_batches, together=together, chunks=self.chunks)
         self._timeout = timeout
         self._loss_is_late = together and not self._flushes and micro_batches < self.stages
         steady = [] if self._flushes else self._plan(self.stage, self.stages, micro_batches, 2 * self.stages)
-        place = StagePosition(self.stage, self.stages, micro_batches, float(schedules.delay(steady)))
-        self.weights = policy(stage, place, **options)
+        position = StagePosition(self.stage, self.stages, micro_batches, float(schedules.delay(steady)))
+        self.weights = policy(stage, position, **options)
         every = {"step": micro_batches, "each": 1, "once": None}[shapes]
         self._chunks = self._connected(mesh, axis, every, timeout, checkpoint)
         averaged = mesh.group(data) if mesh.shape.get(data, 1) > 1 else None
@@ -402,12 +402,12 @@ class Pipeline(Saved):
         for chunk in [chunk.apart() for chunk in self._chunks]:
             k, more = 0, True
             while more:
-                out, told = chunk.without_graph(k, self._x.pop(k, None) if chunk.before is None else None, count)
-                if told and count and told != count:
+                out, parts = chunk.without_graph(k, self._x.pop(k, None) if chunk.before is None else None, count)
+                if parts and count and parts != count:
                     raise ValueError(
-                        f"y has rows for {count} micro-batches, but x of the first stage has rows for {told} [HVD010]"
+                        f"y has rows for {count} micro-batches, but x of the first stage has rows for {parts} [HVD010]"
                     )
-                count = told or count
+                count = parts or count
                 if chunk.after is None and call == "predict":  # copies, as layers may change theirs later
                     results.append((copied(out), 0))
                 elif chunk.after is None:
@@ -425,7 +425,7 @@ class Pipeline(Saved):
         return hvd.synchronize(handle, timeout=self._timeout)
 
 
-def _left_behind(left: list[int], who: str) -> None:
-    """When a pipeline is gone, or the program ends."""
+def _left_behind(left: list[int], name: str) -> None:
+    """When a pipeline is freed, or the program ends."""
     if left[0]:
-        warn(f"{who} ended with {left[0]} updates left: call drain() after the last step [HVD015]")
+        warn(f"{name} ended with {left[0]} updates left: call drain() after the last step [HVD015]")

@@ -171,11 +171,11 @@ def _complete(lists: Sequence[Sequence[Action]], micro_batches: int | None) -> N
     if micro_batches:
         updates = {("U", n) for n in range(-(-count // micro_batches))}
         count = len(updates) * micro_batches
-    wanted = {(what, k) for what in "FB" for k in range(count)} | updates
+    expected = {(what, k) for what in "FB" for k in range(count)} | updates
     for stage, actions in enumerate(lists):
         times = Counter(actions)
         twice = {action for action in times if times[action] > 1}
-        for how, wrong in ("leaves out", wanted - set(times)), ("repeats", twice), ("adds", set(times) - wanted):
+        for how, wrong in ("leaves out", expected - set(times)), ("repeats", twice), ("adds", set(times) - expected):
             if wrong:
                 named = ", ".join(map(str, sorted(wrong, key=lambda action: action[::-1])[:4]))
                 raise ValueError(f"the list of stage {stage} {how} {named} [HVD012]")

@@ -39,11 +39,11 @@ def chosen(
     schedule: Any, update: Any, shapes: str, checkpoint: bool, chunks: int, micro_batches: int, stages: int
 ) -> tuple[schedules.Plan, Any]:  # fmt: skip
     """The function that makes the lists, and the class of the policy. ValueError for what does not go together."""
-    for what, given, known in (
+    for what, value, known in (
         ("schedule", schedule, schedules.PLANS), ("update", update, POLICIES), ("shapes", shapes, SHAPES)
     ):  # fmt: skip
-        if not (callable(given) and what != "shapes") and not (isinstance(given, str) and given in known):
-            raise ValueError(f"there is no {what} {given!r}; there are {', '.join(sorted(known))} [HVD011]")
+        if not (callable(value) and what != "shapes") and not (isinstance(value, str) and value in known):
+            raise ValueError(f"there is no {what} {value!r}; there are {', '.join(sorted(known))} [HVD011]")
     policy: Any = POLICIES[update] if isinstance(update, str) else update
     if not (isinstance(policy, type) and issubclass(policy, Policy)):
         raise ValueError(f"update must be a name or a subclass of weights.Policy, not {update!r} [HVD011]")
@@ -107,10 +107,10 @@ def same_start(stage: torch.nn.Module, copies: hvd.ProcessSet) -> None:
     hvd.broadcast_parameters(real, copies.ranks[0], process_set=copies)
 
 
-def agree(said: tuple[Any, ...], name: str | None, tied: dict[str, str], line: int) -> str:
+def agree(settings: tuple[Any, ...], name: str | None, tied: dict[str, str], line: int) -> str:
     """The pipeline's name. HvdMismatchError, the same on all ranks, where settings or copies of tied weights differ.
     line: the lowest rank of this pipeline."""
-    everyone = hvd.allgather_object(((*said, name), tied, line, _made[0]), name="pipeline")
+    everyone = hvd.allgather_object(((*settings, name), tied, line, _made[0]), name="pipeline")
     what = "micro_batches, schedule, update, shapes, checkpoint, clip, count, chunks, scaler, name"
     for rank, (other, *_) in enumerate(everyone):
         if other != everyone[0][0]:

@@ -68,7 +68,7 @@ def item(name: str, value: Any, p: torch.Tensor, what: str) -> Item:
 
 def _hyperparameters(stage: torch.nn.Module, optimizer: Any) -> dict[torch.Tensor, dict[str, Any]]:
     """Of each parameter. ValueError for what belongs to none, and would be lost."""
-    who, known = type(optimizer).__name__, {id(p) for p in stage.parameters()}
+    cls, known = type(optimizer).__name__, {id(p) for p in stage.parameters()}
     more: list[Any] = [
         f"state of a tensor {list(key.shape)}" if isinstance(key, torch.Tensor) else key
         for key, state in optimizer.state.items() if id(key) not in known and state
@@ -80,12 +80,12 @@ def _hyperparameters(stage: torch.nn.Module, optimizer: Any) -> dict[torch.Tenso
     ]  # fmt: skip
     if more:
         raise ValueError(
-            f"{who} has {more[0]!r}, which belongs to no parameter of this stage: save it yourself, and pass the plain "
+            f"{cls} has {more[0]!r}, which belongs to no parameter of this stage: save it yourself, and pass the plain "
             "optimizer of the stage's parameters [HVD018]"
         )
     found = {}
     for i, group in enumerate(optimizer.param_groups):
-        values = {key: plain(group[key], f"param_groups[{i}][{key!r}] of {who}") for key in group if key not in _OWN}
+        values = {key: plain(group[key], f"param_groups[{i}][{key!r}] of {cls}") for key in group if key not in _OWN}
         found.update(dict.fromkeys(group["params"], values))
     return found
 
@@ -139,8 +139,8 @@ def assembled(
 ) -> dict[str, Any] | None:  # fmt: skip
     """What make yields on all stages, on the root. A call of all ranks."""
     lengths = {axis: mesh.shape[axis] for axis in axes if axis in mesh.shape}
-    places = itertools.product(*map(range, lengths.values()))
-    if root_rank not in {mesh.rank_at(**dict(zip(lengths, place))) for place in places}:
+    coordinates = itertools.product(*map(range, lengths.values()))
+    if root_rank not in {mesh.rank_at(**dict(zip(lengths, each))) for each in coordinates}:
         return None  # a replica
     pp, tp = (mesh.group(axis) if axis in mesh.shape else None for axis in axes)
     mine: list[Item] = []
@@ -164,8 +164,8 @@ def assembled(
         {hvd.rank(): described()} if pp is None else dict(zip(pp.ranks, exchanged(described, "whole", pp, timeout)))
     )
     whole: dict[str, Any] = {}
-    for rank, told in everyone.items():
-        for i, (name, dtype, dims) in enumerate(told):
+    for rank, entries in everyone.items():
+        for i, (name, dtype, dims) in enumerate(entries):
             if dtype is None:
                 whole[name] = dims  # a plain value, which has come with the names
             elif rank == hvd.rank():

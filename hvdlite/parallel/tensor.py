@@ -13,10 +13,10 @@ all of them; one that is cut has its part of it. With n ranks:
     from_sequence  allgather                    reducescatter                a cut sequence to what a cut layer reads
     switch_axis    alltoall                     alltoall                     the cut moves to another dimension
 
-gather_from is for what all ranks then use alike. Where the whole meets something cut, its gradient is in parts on each
-rank: that is from_sequence. Like copy_to, it adds the parts. A copy_to behind one of them would add the sums again, n
-times the gradient in silence, so copy_to looks back. start_switch and finish_switch are switch_axis in two halves: what
-is computed between them hides the exchange, in forward and in backward.
+gather_from is for what all ranks then use alike. Where the whole is combined with something cut, its gradient is in
+parts on each rank: that is from_sequence. Like copy_to, it adds the parts. A copy_to behind one of them would add the
+sums again, n times the gradient in silence, so copy_to looks back. start_switch and finish_switch are switch_axis in
+two halves: what is computed between them hides the exchange, in forward and in backward.
 
 A group is a ProcessSet, or anything with size() and rank(); one of size 1 never communicates, so that the same code
 builds the whole model in one process. Names are those of collectives: None for unnamed ones, which ranks match by the
@@ -415,7 +415,7 @@ def _added(x: torch.Tensor, group: Group, name: str | None) -> bool:
     return False
 
 
-# The compiler would look into `_Pair` and meet collectives there: it breaks its graph around the calls instead.
+# The compiler would look into `_Pair` and find collectives there: it breaks its graph around the calls instead.
 keep_off_graph(copy_to, reduce_from, split_to, gather_from, to_sequence, from_sequence, switch_axis)
 keep_off_graph(start_switch, finish_switch)
 

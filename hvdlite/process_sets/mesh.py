@@ -59,9 +59,9 @@ class Mesh:
         product = math.prod(length for length in axes.values() if length != -1)
         free = [axis for axis, length in axes.items() if length == -1]
         if not axes or len(free) > 1 or (product != size if not free else size % product):
-            given = ", ".join(f"{axis}={length}" for axis, length in axes.items())
+            shape = ", ".join(f"{axis}={length}" for axis, length in axes.items())
             raise ValueError(
-                f"Mesh({given}) does not match {size} ranks: the product of the axes must be the number of ranks "
+                f"Mesh({shape}) does not match {size} ranks: the product of the axes must be the number of ranks "
                 "[HVD221]"
             )
         self.shape = {axis: size // product if length == -1 else length for axis, length in axes.items()}
@@ -72,8 +72,8 @@ class Mesh:
 
     def _along(self, axis: int) -> list[ProcessSet]:
         lines: dict[tuple[int, ...], list[int]] = {}
-        for rank, place in enumerate(self._coordinates):
-            lines.setdefault(place[:axis] + place[axis + 1 :], []).append(rank)
+        for rank, coordinates in enumerate(self._coordinates):
+            lines.setdefault(coordinates[:axis] + coordinates[axis + 1 :], []).append(rank)
         return [existing_or_added(ranks) for ranks in lines.values()]
 
     def _known(self, axis: str) -> str:
@@ -150,17 +150,17 @@ class Mesh:
             return [line]
         pairs, number = [ProcessSet(ranks) for ranks in zip(line.ranks, line.ranks[1:])], number_of(line)
 
-        def told(both: slice, word: bytes) -> list[bytes]:
+        def exchange(both: slice, word: bytes) -> list[bytes]:
             return byte_exchange.allgather_bytes(word, f"mesh.pairs.{axis}", number)[both]
 
         for first in (0, 1) if pairs else ():  # each rank is in one pair of those that begin at even places, or at odd
             left = mine - (mine - first) % 2
             both = slice(left, left + 2)
             if 0 <= left < len(pairs):
-                pairs[left] = open_among(line.ranks[both], functools.partial(told, both))
+                pairs[left] = open_among(line.ranks[both], functools.partial(exchange, both))
             else:  # an end of the line: the others exchange two words
-                told(both, b"")
-                told(both, b"")
+                exchange(both, b"")
+                exchange(both, b"")
         return pairs
 
     def rank_at(self, **coordinates: int) -> int:
@@ -175,11 +175,11 @@ class Mesh:
         Raises:
             ValueError: if the mesh has no such axis, and for a place outside the grid.
         """
-        place = {**self._mine, **{self._known(axis): at for axis, at in coordinates.items()}}
-        wanted = tuple(place.values())
-        if wanted not in self._coordinates:
-            raise ValueError(f"{place} is outside the mesh {self.shape} [HVD221]")
-        return self._coordinates.index(wanted)
+        point = {**self._mine, **{self._known(axis): at for axis, at in coordinates.items()}}
+        position = tuple(point.values())
+        if position not in self._coordinates:
+            raise ValueError(f"{point} is outside the mesh {self.shape} [HVD221]")
+        return self._coordinates.index(position)
 
     def __repr__(self) -> str:
         return f"Mesh({', '.join(f'{axis}={length}' for axis, length in self.shape.items())})"

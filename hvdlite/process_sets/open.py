@@ -1,7 +1,7 @@
 """Open a process set in the core on all ranks: they agree on its number and incarnation, and on failures.
 
 The core takes a number that is free on all ranks that open the set, and an incarnation greater than all that they have
-used. So each rank announces what it has in use (`place`), and all take the lowest free number and the next incarnation
+used. So each rank announces what it has in use (`in_use`), and all take the lowest free number and the next incarnation
 (`opened`): all ranks of the job, or the members of the set alone. Sets without a common rank may have the same; those
 with one differ in both.
 
@@ -22,7 +22,7 @@ from ..errors.codes import coded
 if TYPE_CHECKING:
     from ..transport.mesh import JobLinks, Rows
 
-Tell = Callable[[str, Any], list[Any]]  # what it is about, and this rank's word
+Exchange = Callable[[str, Any], list[Any]]  # what it is about, and this rank's word
 
 _links: JobLinks | None = None
 _incarnations = 0  # the greatest that a set has had here in this job, also one that did not come about
@@ -45,35 +45,35 @@ def address() -> str:
     return "127.0.0.1" if _core.cross_size() == 1 else everywhere()[0]
 
 
-def place() -> list[Any]:
+def in_use() -> list[Any]:
     """What other ranks need before a set is opened: the numbers in use here, and the greatest incarnation."""
     return [sorted(_used), _incarnations]
 
 
-def opened(call: str, ranks: list[int], among: Sequence[int], places: Sequence[Any], tell: Tell) -> int:
+def opened(call: str, ranks: list[int], among: Sequence[int], all_in_use: Sequence[Any], exchange: Exchange) -> int:
     """The number of the set, which is open on all of `among`; or raises on all of them, naming the first that failed.
 
-    places: the `place` of each of `among`.
+    all_in_use: the `in_use` of each of `among`.
     """
     global _incarnations
-    taken = {each for used, _ in places for each in used}
+    taken = {each for used, _ in all_in_use for each in used}
     number = next(free for free in itertools.count(1) if free not in taken)
-    _incarnations = 1 + max(incarnations for _, incarnations in places)
+    _incarnations = 1 + max(incarnations for _, incarnations in all_in_use)
     comm, failure = 0, None
     try:
         if mpi.enabled():
             comm = mpi.current().prepare_set(ranks)
         _core.set_open(number, _incarnations, ranks, *_streams(number, ranks))
-        _used.add(number)  # also if the others are never heard of again
+        _used.add(number)  # also if the others never answer
         _core.forget_unnamed(number)
     except Exception as error:
         failure = error
-    said = dict(zip(among, tell("opened", [None if failure is None else str(failure), comm != 0])))
-    failed = {rank: text for rank, (text, _) in said.items() if text is not None}
+    outcomes = dict(zip(among, exchange("opened", [None if failure is None else str(failure), comm != 0])))
+    failed = {rank: text for rank, (text, _) in outcomes.items() if text is not None}
     if failed:
         if failure is None:
             _close(number)
-        if all(said[rank][1] for rank in ranks) and comm:  # to free one takes all of its ranks
+        if all(outcomes[rank][1] for rank in ranks) and comm:  # to free one takes all of its ranks
             mpi.current().drop_comm(comm)
         first = min(failed)
         raise failure or RuntimeError(

@@ -25,7 +25,7 @@ from .._core import byte_exchange
 from ..errors import HvdMismatchError
 from ..errors.codes import coded
 from . import open
-from .open import Tell
+from .open import Exchange
 
 _lock = threading.RLock()
 _valid: dict[int, list[ProcessSet]] = {}  # by number; several objects may stand for one set
@@ -69,12 +69,12 @@ class ProcessSet:
         if mpi.is_communicator(ranks_or_comm):
             self.mpi_comm = ranks_or_comm
             return
-        said = "ProcessSet should be initialized with a list of process ranks or an mpi4py Comm object"
+        message = "ProcessSet should be initialized with a list of process ranks or an mpi4py Comm object"
         if isinstance(ranks_or_comm, (str, bytes)) or not isinstance(ranks_or_comm, Iterable):
-            raise ValueError(f"{said}, not {ranks_or_comm!r} [HVD215]")
+            raise ValueError(f"{message}, not {ranks_or_comm!r} [HVD215]")
         ranks = list(ranks_or_comm)
         if any(isinstance(rank, bool) or not hasattr(rank, "__index__") for rank in ranks):
-            raise ValueError(f"{said}, not {ranks!r} [HVD215]")
+            raise ValueError(f"{message}, not {ranks!r} [HVD215]")
         ranks = sorted(rank.__index__() for rank in ranks)
         if len(set(ranks)) < len(ranks):
             raise ValueError(f"a process set must name each rank once: {ranks} [HVD215]")
@@ -130,7 +130,7 @@ class ProcessSet:
 
 
 class _Global(ProcessSet):
-    """All ranks. Asked anew each time: after shutdown and init the job may have another size."""
+    """All ranks. Read anew each time: after shutdown and init the job may have another size."""
 
     process_set_id = 0
 
@@ -249,8 +249,8 @@ def _add_split(process_set: ProcessSet) -> ProcessSet:
     _agree("add_process_set", "a communicator", None)
     found = communicator.sets(_exchange("members", communicator.word(process_set.mpi_comm)))
     mine = communicator.own(found, _core.rank())
-    for place, ranks in enumerate(found):
-        one = process_set if place == mine else ProcessSet(ranks)
+    for index, ranks in enumerate(found):
+        one = process_set if index == mine else ProcessSet(ranks)
         one.ranks = ranks
         _add(one, ranks)
     return process_set
@@ -258,15 +258,15 @@ def _add_split(process_set: ProcessSet) -> ProcessSet:
 
 def _add(process_set: ProcessSet, ranks: list[int]) -> ProcessSet:
     wrong = _outside(ranks) or _refusal(process_set, ranks)
-    places = _agree("add_process_set", ranks, wrong)
-    number = open.opened("add_process_set", ranks, range(_core.size()), places, _exchange)
+    all_in_use = _agree("add_process_set", ranks, wrong)
+    number = open.opened("add_process_set", ranks, range(_core.size()), all_in_use, _exchange)
     process_set.process_set_id = number
     _valid[number] = [process_set]
     return process_set
 
 
 def open_among(ranks: Sequence[int], exchange: Callable[[bytes], list[bytes]]) -> ProcessSet:
-    """A set that its members alone open, by this call. It lives until the job ends, is not one of `process_sets`, and
+    """A set that its members alone open, by this call. It exists until the job ends, is not one of `process_sets`, and
     there may be another of the same ranks.
 
     exchange: gives this rank's bytes, and returns those of all members in the order of `ranks`; called twice. It may
@@ -277,15 +277,15 @@ def open_among(ranks: Sequence[int], exchange: Callable[[bytes], list[bytes]]) -
     """
     import json
 
-    def tell(_: str, mine: Any) -> list[Any]:
+    def exchange_members(_: str, mine: Any) -> list[Any]:
         return [json.loads(part) for part in exchange(json.dumps(mine).encode())]
 
     process_set, among = ProcessSet(ranks), list(ranks)
     if _core.rank() not in among:
         raise ValueError(f"rank {_core.rank()} is not in the set that it opens: {among} [HVD214]")
     with _lock:
-        places = _agree("open_among", process_set.ranks, _outside(process_set.ranks), tell)
-        number = open.opened("open_among", process_set.ranks, among, places, tell)
+        all_in_use = _agree("open_among", process_set.ranks, _outside(process_set.ranks), exchange_members)
+        number = open.opened("open_among", process_set.ranks, among, all_in_use, exchange_members)
         process_set.process_set_id = number
         _of_members[number] = process_set
     return process_set
@@ -314,23 +314,23 @@ def _exchange(verb: str, mine: Any) -> list[Any]:
     return [json.loads(part) for part in byte_exchange.allgather_bytes(block, f"process_set.{verb}")]
 
 
-def _agree(call: str, ranks: Any, wrong: str | None, tell: Tell = _exchange) -> list[Any]:
-    """What each has in use (`open.place`). Raises on all ranks if they make different calls, or if one of them sees
+def _agree(call: str, ranks: Any, wrong: str | None, exchange: Exchange = _exchange) -> list[Any]:
+    """What each has in use (`open.in_use`). Raises on all ranks if they make different calls, or if one of them sees
     what is wrong with it."""
-    said = tell("agree", [call, ranks, wrong, _core.rank(), open.place()])
-    for word in said:
-        if word[:2] != said[0][:2]:
+    sent = exchange("agree", [call, ranks, wrong, _core.rank(), open.in_use()])
+    for word in sent:
+        if word[:2] != sent[0][:2]:
             raise HvdMismatchError(
-                f"process sets: rank {said[0][3]} calls {said[0][0]} of ranks {said[0][1]}, but rank {word[3]} calls "
+                f"process sets: rank {sent[0][3]} calls {sent[0][0]} of ranks {sent[0][1]}, but rank {word[3]} calls "
                 f"{word[0]} of ranks {word[1]}. All ranks, members or not, add and remove the same sets in the same "
                 "order; so do members with sets of their own. [HVD303]"
             )
     if wrong is not None:
         raise ValueError(coded("HVD213", wrong))
-    first = next((word for word in said if word[2] is not None), None)
+    first = next((word for word in sent if word[2] is not None), None)
     if first is not None:
         raise ValueError(coded("HVD306", f"rank {first[3]}: {first[2]}"))
-    return [word[4] for word in said]
+    return [word[4] for word in sent]
 
 
 def remove_process_set(process_set: ProcessSet) -> bool:
@@ -393,13 +393,13 @@ def process_sets() -> list[ProcessSet]:
 
 def existing_or_added(ranks: Sequence[int]) -> ProcessSet:
     """The set of these ranks, registered now if it was not. Collective like `add_process_set`."""
-    wanted = sorted(ranks)
+    ordered = sorted(ranks)
     with _lock:
         for known in process_sets():
-            if known.ranks == wanted:
-                _agree("add_process_set", wanted, None)
+            if known.ranks == ordered:
+                _agree("add_process_set", ordered, None)
                 return known
-        return _add(ProcessSet(wanted), wanted)
+        return _add(ProcessSet(ordered), ordered)
 
 
 def on_new_incarnation(forget: Callable[[], None]) -> None:

@@ -155,13 +155,13 @@ class RayExecutor:
         self._needs = {"CPU": cpus_per_worker, **({"GPU": gpus_per_worker or 1} if use_gpu else {})}
         self._use_current = use_current_placement_group
         self._workers: list[Any] = []
-        self._who: list[str] = []
+        self._descriptions: list[str] = []
         self._group: Any = None  # ours, to be removed
         self._store: driver.DriverStore | None = None
         self._state = "start() has not been called"
-        self._places: list[tuple[str, list[Any]]] = []  # by rank: its host, its GPUs
+        self._located: list[tuple[str, list[Any]]] = []  # by rank: its host, its GPUs
         self._in_job: dict[int, bool] = {}  # by rank: whether it was in the job after its last call
-        self._failed = False  # ranks have to meet anew before the next call
+        self._failed = False  # ranks need a new rendezvous before the next call
 
     @classmethod
     def create_settings(
@@ -220,7 +220,7 @@ class RayExecutor:
                 "to the cluster with `ray job submit` [HVD246]"
             )
         try:
-            self._place(dict(extra_env_vars or {}))
+            self._start_workers(dict(extra_env_vars or {}))
             if executable_cls is not None:
                 call = driver.call_of(_make, (executable_cls, executable_args or (), executable_kwargs or {}), {})
                 self._call(call)
@@ -228,7 +228,7 @@ class RayExecutor:
             self._end("start() has failed")
             raise
 
-    def _place(self, variables: dict[str, str]) -> None:
+    def _start_workers(self, variables: dict[str, str]) -> None:
         """Actors that know which rank they are."""
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -241,30 +241,30 @@ class RayExecutor:
             "runtime_env": {"env_vars": variables} if variables else None,
         }
         for at in range(self.num_workers):
-            place = PlacementGroupSchedulingStrategy(group, -1 if current else at // self._per_host)
-            self._workers.append(ray.remote(_Worker).options(**options, scheduling_strategy=place).remote())
+            strategy = PlacementGroupSchedulingStrategy(group, -1 if current else at // self._per_host)
+            self._workers.append(ray.remote(_Worker).options(**options, scheduling_strategy=strategy).remote())
         found = self._within([worker.where.remote() for worker in self._workers])
         order = sorted(range(self.num_workers), key=lambda at: (*found[at][:2], at))
-        self._workers, places = [self._workers[at] for at in order], [found[at] for at in order]
-        self._who = [f"rank {rank} (pid {pid} on {name})" for rank, (_, _, pid, name, _) in enumerate(places)]
-        self._places = [(place[0], place[4]) for place in places]
-        self._meet()
+        self._workers, found = [self._workers[at] for at in order], [found[at] for at in order]
+        self._descriptions = [f"rank {rank} (pid {pid} on {name})" for rank, (_, _, pid, name, _) in enumerate(found)]
+        self._located = [(each[0], each[4]) for each in found]
+        self._rendezvous()
 
-    def _meet(self) -> None:
+    def _rendezvous(self) -> None:
         """A new job: at the store of the one before some may have joined more often than others."""
         if self._store is not None:
             self._store.close()
         address = self._ray.util.get_node_ip_address()
         self._store = driver.DriverStore(self.num_workers, address, self.settings.start_timeout)
-        hosts = [host for host, _ in self._places]
-        told = []
+        hosts = [host for host, _ in self._located]
+        pending = []
         for rank, host in enumerate(hosts):
             environ = self._store.environ(rank, (hosts[:rank].count(host), hosts.count(host)))
-            gpus = sorted({str(gpu) for other, each in self._places if other == host for gpu in each}, key=_by_number)
+            gpus = sorted({str(gpu) for other, each in self._located if other == host for gpu in each}, key=_by_number)
             if gpus:
                 environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
-            told.append(self._workers[rank].become.remote(environ))
-        self._within(told)
+            pending.append(self._workers[rank].become.remote(environ))
+        self._within(pending)
         self._failed, self._in_job = False, {}
 
     def _grouped(self) -> Any:
@@ -294,7 +294,7 @@ class RayExecutor:
         return self._group
 
     def _within(self, refs: list[Any]) -> list[Any]:
-        """What these give, which workers are asked before they are ranks. Raises HvdRunError."""
+        """What these give, from workers that are not ranks yet. Raises HvdRunError."""
         seconds = self.settings.placement_group_timeout_s
         try:
             return list(self._ray.get(refs, timeout=seconds))
@@ -382,7 +382,7 @@ class RayExecutor:
             raise HvdRunError(f"this executor has no workers: {self._state}; call start() [HVD406]")
         if self._failed:
             self._within([worker.leave.remote() for worker in self._workers])
-            self._meet()
+            self._rendezvous()
 
     def _call(self, call: bytes, ranks: Sequence[int] | None = None) -> list[Any]:
         """The answers of these ranks, as they come. Whatever but a rank's failure ends this ends the workers."""
@@ -402,12 +402,12 @@ class RayExecutor:
                     except ray.exceptions.RayError as error:
                         lost, store = True, self._store
                         assert store is not None
-                        gathered.lost(rank, store.lost(rank, _words(error), self._who[rank]))
+                        gathered.lost(rank, store.lost(rank, _words(error), self._descriptions[rank]))
                 idle = set(self._in_job) - set(waiting.values())
                 watch.look([rank for rank in sorted(idle) if self._in_job[rank]])
             self._failed = True
             results = gathered.results()
-            if watch.asked and not watch.left and all(self._in_job.values()):
+            if watch.inquired and not watch.left and all(self._in_job.values()):
                 self._in_job = dict(enumerate(self._within([worker.settled.remote() for worker in self._workers])))
             self._failed = watch.left or not all(self._in_job.values())  # such a rank may not join this store again
         except HvdRunError:
@@ -451,7 +451,7 @@ def _by_number(name: str) -> tuple[int, str]:
 
 
 def _words(error: Exception) -> str:
-    """What Ray says of the end of a worker, without its colours, its numbers and its advice."""
+    """Ray's text on the end of a worker, without its colours, its numbers and its advice."""
     text = " ".join(re.sub(r"\x1b\[\d*m", "", str(error)).split())
     found = re.search(r"Worker exit detail: (.*?)(?: Some common| There are some potential| If you|$)", text)
     return f"its worker of Ray has died: {(found[1] if found else text)[:400]}"

@@ -1,11 +1,11 @@
 """Backend and trainer for Ray Train: its training functions become the ranks of a job.
 
-Train's controller starts the workers and calls `on_start` there: it keeps the store (executors/driver.py) and tells
+Train's controller starts the workers and calls `on_start` there: it keeps the store (executors/driver.py) and informs
 each worker which rank it is. The training function runs in a thread of its worker, and Train catches what it raises, so
-a context around it tells the other ranks. When Train starts its workers anew after a failure (`FailureConfig`), they
+a context around it informs the other ranks. When Train starts its workers anew after a failure (`FailureConfig`), they
 are a new job.
 
-Ray's TorchTrainer needs none of this: `hvd.init()` believes its RANK and MASTER_ADDR. What this adds is that ranks hear
+Ray's TorchTrainer needs none of this: `hvd.init()` reads its RANK and MASTER_ADDR. What this adds is that ranks hear
 at once why one has failed, a secret of the job's own, and an error that shows the cause first.
 """
 
@@ -31,7 +31,7 @@ _FOLLOWS_S = 3.0  # Train looks every 2 s, and shows all errors that are there, 
 
 
 @contextlib.contextmanager
-def _told() -> Iterator[None]:
+def _reported() -> Iterator[None]:
     """Around the training function."""
     environ, failure = config.environ(), None
     try:
@@ -68,7 +68,7 @@ class HvdliteConfig(BackendConfig):  # type: ignore[misc]
 
     @property
     def train_func_context(self) -> Callable[[], AbstractContextManager[None]]:
-        return _told
+        return _reported
 
 
 class _Backend(Backend):  # type: ignore[misc]
@@ -81,11 +81,11 @@ class _Backend(Backend):  # type: ignore[misc]
         hosts = worker_group.execute(machine_id.host_id)
         address = ray.util.get_node_ip_address()
         self._store = driver.DriverStore(len(hosts), address, backend_config.start_timeout)
-        told = []
+        pending = []
         for rank, host in enumerate(hosts):
             environ = self._store.environ(rank, (hosts[:rank].count(host), hosts.count(host)))
-            told.append(worker_group.execute_single_async(rank, driver.become, environ))
-        ray.get(told)
+            pending.append(worker_group.execute_single_async(rank, driver.become, environ))
+        ray.get(pending)
 
     def on_shutdown(self, worker_group: Any, backend_config: HvdliteConfig) -> None:
         if self._store is not None:

@@ -1,7 +1,7 @@
 """`hvdlite.spark.run(fn, num_proc=4)`: the Python workers of a Spark job become the ranks of a job.
 
 All ranks are the tasks of one stage in barrier mode, which Spark starts together or not at all; the number of a
-partition is the rank. The store that the ranks meet at lies in the driver (driver.DriverStore), at the address that
+partition is the rank. The store of the rendezvous lies in the driver (driver.DriverStore), at the address that
 executors reach it by. Tasks return what comes of the call as a value, an exception too: of a task that fails Spark
 shows the error of any rank in a hundred lines, and throws its worker away.
 
@@ -84,9 +84,9 @@ def run(
         if locals()[name]:
             warn(f"hvdlite.spark.run: {name} has no effect: Spark starts the ranks [HVD804]")
             break
-    call, given = driver.call_of(fn, args, kwargs), driver.variables(env)
+    call, variables = driver.call_of(fn, args, kwargs), driver.variables(env)
     context, size = placed(num_proc)
-    return _Stage(context, size, _limit(start_timeout)).make(call, given)
+    return _Stage(context, size, _limit(start_timeout)).make(call, variables)
 
 
 def placed(num_proc: int | None) -> tuple[Any, int]:
@@ -156,14 +156,14 @@ class _Stage:
         gathered = driver.WorkerAnswers(self._size)
         ends = [threading.Timer(self._limit, self._end_unstarted), threading.Timer(_GRACE_S, self._cancel)]
 
-        def hear(answer: driver.Answer) -> None:
+        def receive(answer: driver.Answer) -> None:
             gathered.answer(answer)
             if ends[1].ident is None:
                 ends[1].start()
 
-        failures = _Failures(hear)
-        told = self._context.accumulator([], failures)
-        task = partial(_task, call, [{**env, **store.environ(rank)} for rank in range(self._size)], told)
+        failures = _Failures(receive)
+        reported = self._context.accumulator([], failures)
+        task = partial(_task, call, [{**env, **store.environ(rank)} for rank in range(self._size)], reported)
         try:
             with self._in_group():
                 ends[0].start()
@@ -174,7 +174,7 @@ class _Stage:
             rank, why = _named(str(error.java_exception.getMessage()))
             if rank is not None:
                 gathered.lost(rank, store.lost(rank, why))
-            elif ends[1].ident is None:  # no failure was heard of
+            elif ends[1].ident is None:  # no failure was reported
                 why = f"no room for {self._size} tasks within {self._limit:g} s [HVD404]" if self._is_late else why
                 raise HvdRunError(coded("HVD721", f"Spark has ended the job: {why}")) from None
         except BaseException:  # Ctrl-C
@@ -182,7 +182,7 @@ class _Stage:
             store.emptied(_ENDS_S)
             raise
         finally:
-            failures.hear = None
+            failures.receive = None
             for each in ends:
                 each.cancel()
             store.close()
@@ -217,11 +217,11 @@ class _Stage:
 
 
 class _Failures:
-    """What failed on ranks, for one of Spark's accumulators: the driver hears of it as the task ends, not when all have
+    """What failed on ranks, for one of Spark's accumulators: the driver receives it as the task ends, not when all have
     ended (another rank may compute on for hours)."""
 
-    def __init__(self, hear: Callable[[driver.Answer], None] | None = None) -> None:
-        self.hear = hear  # None: in a worker, and once the job is over
+    def __init__(self, receive: Callable[[driver.Answer], None] | None = None) -> None:
+        self.receive = receive  # None: in a worker, and once the job is over
 
     def zero(self, value: list[driver.Answer]) -> list[driver.Answer]:
         """What a worker begins with."""
@@ -229,9 +229,9 @@ class _Failures:
 
     def addInPlace(self, held: list[driver.Answer], more: list[driver.Answer]) -> list[driver.Answer]:
         """In a worker by the task, in the driver as the task ends."""
-        if (hear := self.hear) is not None:
+        if (receive := self.receive) is not None:
             for answer in more:
-                hear(answer)
+                receive(answer)
         return held + more
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -249,12 +249,12 @@ def _named(text: str) -> tuple[int | None, str]:
 
 
 def _task(
-    call: bytes, environs: Sequence[Mapping[str, str | None]], told: Any, _: Iterable[Any]
+    call: bytes, environs: Sequence[Mapping[str, str | None]], reported: Any, _: Iterable[Any]
 ) -> list[driver.Answer]:
     """What a rank does, in a worker of Spark's."""
     from pyspark import BarrierTaskContext
 
     answer = driver.made(environs[BarrierTaskContext.get().partitionId()], call)
     if answer.kind != driver.RETURNED:
-        told.add([answer])
+        reported.add([answer])
     return [answer]

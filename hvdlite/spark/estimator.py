@@ -90,9 +90,9 @@ class Estimator(_ml.Estimator):  # type: ignore[name-defined, misc]
         env: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__()
-        given = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
-        _check(given)
-        self.given = given
+        args = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
+        _check(args)
+        self.args = args
 
     model_class: type[Model]
 
@@ -101,34 +101,34 @@ class Estimator(_ml.Estimator):  # type: ignore[name-defined, misc]
     train: Callable[..., Any]
 
     def _fit(self, dataset: Any) -> Model:
-        given = self.given
-        _, size = placed(given["num_proc"])
-        run_id = given["run_id"] or f"run_{time.strftime('%Y%m%d_%H%M%S')}_{secrets.token_hex(3)}"
-        names = [*given["feature_cols"], *given["label_cols"]]  # a column may be both
+        args = self.args
+        _, size = placed(args["num_proc"])
+        run_id = args["run_id"] or f"run_{time.strftime('%Y%m%d_%H%M%S')}_{secrets.token_hex(3)}"
+        names = [*args["feature_cols"], *args["label_cols"]]  # a column may be both
         chosen = [_plain(dataset, name).alias(name) for name in dict.fromkeys(names)]
-        parts = _parted(dataset, given["validation"], given["random_seed"])
+        parts = _parted(dataset, args["validation"], args["random_seed"])
         try:
             for name, part in parts.items():
                 flat = part.select(*chosen).repartition(size)
-                flat.write.mode("overwrite").parquet(given["store"].url_of(run_id, name))
-            sent = self.model_class.sent(given, given["custom_objects"])
+                flat.write.mode("overwrite").parquet(args["store"].url_of(run_id, name))
+            sent = self.model_class.sent(args, args["custom_objects"])
             task = partial(_train, type(self).train, sent, run_id, list(parts), names)
-            history, shapes = run(task, num_proc=size, env=given["env"])[0]
+            history, shapes = run(task, num_proc=size, env=args["env"])[0]
         finally:
             for name in parts:
-                given["store"].delete(run_id, name)
-        model = self.model_class.opened(given, given["store"].read(run_id, CHECKPOINT))
-        return self.model_class(model, given, history, shapes, run_id)
+                args["store"].delete(run_id, name)
+        model = self.model_class.opened(args, args["store"].read(run_id, CHECKPOINT))
+        return self.model_class(model, args, history, shapes, run_id)
 
 
 class Model(_ml.Model):  # type: ignore[name-defined, misc]
     """A trained model. outputs: the shape of each output's row."""
 
-    def __init__(self, model: Any, given: Mapping[str, Any], history: Any, outputs: Any, run_id: str) -> None:
+    def __init__(self, model: Any, args: Mapping[str, Any], history: Any, outputs: Any, run_id: str) -> None:
         super().__init__()
-        self._model, self._history, self.run_id, self._shapes = model, history, run_id, given["input_shapes"]
-        self._features, self._custom = list(given["feature_cols"]), given["custom_objects"]
-        self._outputs = dict(zip([f"{label}__output" for label in given["label_cols"]], outputs))
+        self._model, self._history, self.run_id, self._shapes = model, history, run_id, args["input_shapes"]
+        self._features, self._custom = list(args["feature_cols"]), args["custom_objects"]
+        self._outputs = dict(zip([f"{label}__output" for label in args["label_cols"]], outputs))
 
     opened: Callable[..., Any]  # the framework's model: of what users gave, and a checkpoint
     predicted: Callable[..., Any]  # a list of outputs, of arrays: of the model, and a list of inputs
@@ -149,7 +149,7 @@ class Model(_ml.Model):  # type: ignore[name-defined, misc]
     def _transform(self, dataset: Any) -> Any:
         from pyspark.sql import types
 
-        inputs = [_plain(dataset, name).alias(_INPUT.format(place)) for place, name in enumerate(self._features)]
+        inputs = [_plain(dataset, name).alias(_INPUT.format(index)) for index, name in enumerate(self._features)]
         dataset = dataset.select("*", *inputs).drop(*self._outputs)  # of an earlier transform
         fields = dataset.schema.fields[: -len(inputs)]
         names = [field.name for field in fields]
@@ -164,19 +164,19 @@ class Model(_ml.Model):  # type: ignore[name-defined, misc]
         return numbered.mapInArrow(task, types.StructType(fields))
 
 
-def _check(given: Mapping[str, Any]) -> None:
+def _check(args: Mapping[str, Any]) -> None:
     """Raises ValueError. Lists that go together must be alike long: a zip would leave out what is more."""
     for name in ("feature_cols", "label_cols"):
-        if not given[name] or isinstance(given[name], str):
-            raise ValueError(f"{name}={given[name]!r}: must be a list of names of columns [HVD240]")
+        if not args[name] or isinstance(args[name], str):
+            raise ValueError(f"{name}={args[name]!r}: must be a list of names of columns [HVD240]")
     for name in ("epochs", "batch_size"):
-        if given[name] < 1:
-            raise ValueError(f"{name}={given[name]!r}: must be at least 1 [HVD240]")
+        if args[name] < 1:
+            raise ValueError(f"{name}={args[name]!r}: must be at least 1 [HVD240]")
     for name, of in (("loss", "label_cols"), ("loss_weights", "label_cols"), ("input_shapes", "feature_cols")):
-        counts = {len(given[of])} | ({1} if name == "loss" else set())
-        if isinstance(given[name], (list, tuple)) and len(given[name]) not in counts:
-            raise ValueError(f"{name} has {len(given[name])} entries, for {len(given[of])} {of} [HVD240]")
-    validation = given["validation"]
+        counts = {len(args[of])} | ({1} if name == "loss" else set())
+        if isinstance(args[name], (list, tuple)) and len(args[name]) not in counts:
+            raise ValueError(f"{name} has {len(args[name])} entries, for {len(args[of])} {of} [HVD240]")
+    validation = args["validation"]
     if not (validation is None or isinstance(validation, str) or 0 < validation < 1):
         text = "must be a share of the rows, between 0 and 1, or the name of a column"
         raise ValueError(f"validation={validation!r}: {text} [HVD240]")
@@ -208,19 +208,19 @@ def _column(dataset: Any, name: str) -> Any:
     return dataset["`" + name.replace("`", "``") + "`"]
 
 
-def _train(train: Any, given: dict[str, Any], run_id: str, parts: list[str], names: list[str]) -> Any:
+def _train(train: Any, args: dict[str, Any], run_id: str, parts: list[str], names: list[str]) -> Any:
     """On a rank."""
     import hvdlite as hvd
 
     hvd.init()
-    store: Store = given["store"]
+    store: Store = args["store"]
     rows = [Rows(store, (run_id, part), names, hvd.rank(), hvd.size()) for part in parts]
 
     def save(checkpoint: Callable[[], bytes]) -> None:
         if hvd.rank() == 0:
             store.write(checkpoint(), run_id, CHECKPOINT)
 
-    return train(given, rows[0], rows[1] if len(rows) > 1 else None, save)
+    return train(args, rows[0], rows[1] if len(rows) > 1 else None, save)
 
 
 def _predict(

@@ -33,13 +33,13 @@ class KerasModel(estimator.Model):
         return _Sent(value, dict(custom_objects or {}))
 
     @staticmethod
-    def opened(given: Mapping[str, Any], checkpoint: bytes) -> Any:
+    def opened(args: Mapping[str, Any], checkpoint: bytes) -> Any:
         """The model of rank 0."""
         with tempfile.TemporaryDirectory() as folder:
             path = os.path.join(folder, "model" + _SUFFIX)
             with open(path, "wb") as file:
                 file.write(checkpoint)
-            return keras.saving.load_model(path, custom_objects=given["custom_objects"], compile=False)
+            return keras.saving.load_model(path, custom_objects=args["custom_objects"], compile=False)
 
     @staticmethod
     def predicted(model: Any, inputs: Sequence[np.ndarray[Any, Any]]) -> Sequence[np.ndarray[Any, Any]]:
@@ -56,12 +56,12 @@ class KerasEstimator(estimator.Estimator):
     model_class = KerasModel
 
     @staticmethod
-    def train(given: dict[str, Any], rows: Rows, validation: Rows | None, save: Callable[..., None]) -> Any:
+    def train(args: dict[str, Any], rows: Rows, validation: Rows | None, save: Callable[..., None]) -> Any:
         """On a rank."""
-        with keras.saving.custom_object_scope(given["custom_objects"] or {}):
-            history = _fitted(given, rows, validation, save)
-        outputs = KerasModel.predicted(given["model"], _inputs(given, next(rows.batches(1))))
-        return history, estimator.row_shapes(estimator.outputs_of(outputs, given["label_cols"]))
+        with keras.saving.custom_object_scope(args["custom_objects"] or {}):
+            history = _fitted(args, rows, validation, save)
+        outputs = KerasModel.predicted(args["model"], _inputs(args, next(rows.batches(1))))
+        return history, estimator.row_shapes(estimator.outputs_of(outputs, args["label_cols"]))
 
 
 class _Sent:
@@ -79,45 +79,45 @@ def _received(custom_objects: dict[str, Any], data: bytes) -> Any:
         return cloudpickle.loads(data)
 
 
-def _fitted(given: dict[str, Any], rows: Rows, validation: Rows | None, save: Callable[..., None]) -> Any:
+def _fitted(args: dict[str, Any], rows: Rows, validation: Rows | None, save: Callable[..., None]) -> Any:
     import hvdlite.keras as hvd
 
-    keras.utils.set_random_seed(given["random_seed"] + hvd.rank())
-    model, size = given["model"], given["batch_size"]
-    compression = given["gradient_compression"] or hvd.Compression.none
-    optimizer = hvd.DistributedOptimizer(keras.optimizers.get(given["optimizer"]), compression=compression)
+    keras.utils.set_random_seed(args["random_seed"] + hvd.rank())
+    model, size = args["model"], args["batch_size"]
+    compression = args["gradient_compression"] or hvd.Compression.none
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.get(args["optimizer"]), compression=compression)
     if hasattr(model, "outputs"):  # else it is known once it was called
-        estimator.outputs_of(model.outputs, given["label_cols"])
-    metrics = given["metrics"] or None
-    model.compile(optimizer=optimizer, loss=given["loss"], loss_weights=given["loss_weights"], metrics=metrics)
+        estimator.outputs_of(model.outputs, args["label_cols"])
+    metrics = args["metrics"] or None
+    model.compile(optimizer=optimizer, loss=args["loss"], loss_weights=args["loss_weights"], metrics=metrics)
     kept = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: save(lambda: _saved(model)))
     callbacks = [hvd.callbacks.BroadcastGlobalVariablesCallback(0), hvd.callbacks.MetricAverageCallback()]
     judged: dict[str, Any] = {}
     if validation is not None:
-        each = given["val_batch_size"] or size
-        judged = {"validation_data": _batches(given, validation, each, None)}
+        each = args["val_batch_size"] or size
+        judged = {"validation_data": _batches(args, validation, each, None)}
         judged["validation_steps"] = -(-validation.count // each)
     history = model.fit(
-        _batches(given, rows, size, given["random_seed"] if given["shuffle"] else None),
+        _batches(args, rows, size, args["random_seed"] if args["shuffle"] else None),
         steps_per_epoch=-(-rows.count // size),
-        epochs=given["epochs"],
-        callbacks=[*callbacks, *given["callbacks"], kept],
-        verbose=given["verbose"] if hvd.rank() == 0 else 0,
+        epochs=args["epochs"],
+        callbacks=[*callbacks, *args["callbacks"], kept],
+        verbose=args["verbose"] if hvd.rank() == 0 else 0,
         **judged,
     )
     return history.history
 
 
-def _batches(given: Mapping[str, Any], rows: Rows, size: int, seed: int | None) -> Iterator[tuple[Any, Any]]:
+def _batches(args: Mapping[str, Any], rows: Rows, size: int, seed: int | None) -> Iterator[tuple[Any, Any]]:
     """Of one epoch after the other, without end: inputs and labels."""
     while True:
         for batch in rows.batches(size, seed):
-            yield _one_or_all(_inputs(given, batch)), _one_or_all(batch[len(given["feature_cols"]) :])
+            yield _one_or_all(_inputs(args, batch)), _one_or_all(batch[len(args["feature_cols"]) :])
         seed = None if seed is None else seed + 1
 
 
-def _inputs(given: Mapping[str, Any], batch: Sequence[Any]) -> list[Any]:
-    return estimator.shaped(batch[: len(given["feature_cols"])], given["input_shapes"])
+def _inputs(args: Mapping[str, Any], batch: Sequence[Any]) -> list[Any]:
+    return estimator.shaped(batch[: len(args["feature_cols"])], args["input_shapes"])
 
 
 def _one_or_all(arrays: Sequence[Any]) -> Any:

@@ -15,7 +15,7 @@ from urllib.parse import quote
 
 from ..executors import driver
 
-_PLACE = re.compile(r"[A-Za-z][\w+.-]*:(//[^/]*)?(?=/|$)")  # Spark's paths may begin with file:/
+_SCHEME = re.compile(r"[A-Za-z][\w+.-]*:(//[^/]*)?(?=/|$)")  # Spark's paths may begin with file:/
 
 
 class Store:
@@ -33,7 +33,7 @@ class Store:
 
     def __init__(self, prefix_path: str) -> None:
         text = os.fspath(prefix_path)
-        self.url = text if _PLACE.match(text) else "file://" + os.path.abspath(text)
+        self.url = text if _SCHEME.match(text) else "file://" + os.path.abspath(text)
 
     @classmethod
     def create(cls, prefix_path: str) -> Store:
@@ -49,7 +49,7 @@ class Store:
 
     def at(self, *names: str) -> tuple[Any, str]:
         """A file system of pyarrow, and the path in it."""
-        end = _PLACE.match(self.url).end()  # type: ignore[union-attr]
+        end = _SCHEME.match(self.url).end()  # type: ignore[union-attr]
         uri = self.url[:end] + quote(self.url[end:])
         system, path = driver.library("pyarrow.fs", "spark").FileSystem.from_uri(uri)
         return system, posixpath.join(path, *names)

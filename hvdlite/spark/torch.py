@@ -31,10 +31,10 @@ class TorchModel(estimator.Model):
     """The model that ``TorchEstimator.fit`` returns. ``getModel()`` is the PyTorch model."""
 
     @staticmethod
-    def opened(given: Mapping[str, Any], checkpoint: bytes) -> Any:
+    def opened(args: Mapping[str, Any], checkpoint: bytes) -> Any:
         """A copy of the model, with the weights of rank 0."""
         state = torch.load(io.BytesIO(checkpoint), map_location="cpu", weights_only=True)
-        model = _copied(given["model"])
+        model = _copied(args["model"])
         model.load_state_dict(state["model"])
         return model
 
@@ -59,21 +59,21 @@ class TorchEstimator(estimator.Estimator):
     model_class = TorchModel
 
     @staticmethod
-    def train(given: dict[str, Any], rows: Rows, validation: Rows | None, save: Callable[..., None]) -> Any:
+    def train(args: dict[str, Any], rows: Rows, validation: Rows | None, save: Callable[..., None]) -> Any:
         """On a rank. Model and optimizer came in one pickle, so they have the same parameters, as all ranks have."""
         import hvdlite.torch as hvd
 
-        torch.manual_seed(given["random_seed"] + hvd.rank())  # of dropout: not the same on all ranks
+        torch.manual_seed(args["random_seed"] + hvd.rank())  # of dropout: not the same on all ranks
         gpus = torch.cuda.device_count()
         device = torch.device("cuda", hvd.local_rank() % gpus) if gpus else torch.device("cpu")
-        model = given["model"].to(device)
-        compression = given["gradient_compression"] or hvd.Compression.none
-        optimizer = hvd.DistributedOptimizer(given["optimizer"], model.named_parameters(), compression=compression)
-        judged, history = _Judged(given, model, device), []
-        for epoch in range(given["epochs"]):
+        model = args["model"].to(device)
+        compression = args["gradient_compression"] or hvd.Compression.none
+        optimizer = hvd.DistributedOptimizer(args["optimizer"], model.named_parameters(), compression=compression)
+        judged, history = _Judged(args, model, device), []
+        for epoch in range(args["epochs"]):
             model.train()
             means = _Means()
-            for batch in rows.batches(given["batch_size"], given["random_seed"] + epoch if given["shuffle"] else None):
+            for batch in rows.batches(args["batch_size"], args["random_seed"] + epoch if args["shuffle"] else None):
                 optimizer.zero_grad()
                 loss = judged(batch, means)
                 loss.backward()
@@ -83,13 +83,13 @@ class TorchEstimator(estimator.Estimator):
                 model.eval()
                 means = _Means()
                 with torch.no_grad():
-                    for batch in validation.batches(given["val_batch_size"] or given["batch_size"]):
+                    for batch in validation.batches(args["val_batch_size"] or args["batch_size"]):
                         judged(batch, means)
                 found.update({f"val_{name}": value for name, value in means.of_all_ranks().items()})
             history.append({"epoch": epoch, **found})
             state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "epoch": epoch}
             save(partial(_saved, state))
-            if given["verbose"] and hvd.rank() == 0:
+            if args["verbose"] and hvd.rank() == 0:
                 print(" ".join(f"{name} {value:.5g}" for name, value in history[-1].items()), flush=True)
         return history, estimator.row_shapes(judged.outputs)
 
@@ -97,27 +97,27 @@ class TorchEstimator(estimator.Estimator):
 class _Judged:
     """The loss of a batch."""
 
-    def __init__(self, given: Mapping[str, Any], model: Any, device: Any) -> None:
-        self._given, self._model, self._device, self.outputs = given, model, device, list[Any]()
-        self._losses, labels = estimator.listed(given["loss"]), len(given["label_cols"])
+    def __init__(self, args: Mapping[str, Any], model: Any, device: Any) -> None:
+        self._args, self._model, self._device, self.outputs = args, model, device, list[Any]()
+        self._losses, labels = estimator.listed(args["loss"]), len(args["label_cols"])
         self._losses = self._losses * labels if len(self._losses) == 1 else self._losses
-        self._weights = given["loss_weights"] or [1.0] * labels
-        metrics = estimator.listed(given["metrics"])
+        self._weights = args["loss_weights"] or [1.0] * labels
+        metrics = estimator.listed(args["metrics"])
         self._metrics = {getattr(each, "__name__", type(each).__name__): each for each in metrics}
         if len(self._metrics) < len(metrics) or "loss" in self._metrics:
             raise ValueError(f"metrics: {len(metrics)} functions must have as many names, and none be loss [HVD240]")
 
     def __call__(self, batch: Sequence[np.ndarray[Any, Any]], means: _Means) -> Any:
-        features = len(self._given["feature_cols"])
-        inputs = estimator.shaped(batch[:features], self._given["input_shapes"])
+        features = len(self._args["feature_cols"])
+        inputs = estimator.shaped(batch[:features], self._args["input_shapes"])
         tensors = [torch.as_tensor(each).to(self._device) for each in [*inputs, *batch[features:]]]
-        self.outputs = estimator.outputs_of(self._model(*tensors[:features]), self._given["label_cols"])
+        self.outputs = estimator.outputs_of(self._model(*tensors[:features]), self._args["label_cols"])
         labels = [_like(output, label) for output, label in zip(self.outputs, tensors[features:])]
         pairs = zip(self._losses, self._weights, self.outputs, labels)
         loss = sum(weight * judge(output, label) for judge, weight, output, label in pairs)
         means.add("loss", loss, len(batch[0]))
         for key, metric in self._metrics.items():
-            for name, output, label in zip(self._given["label_cols"], self.outputs, labels):
+            for name, output, label in zip(self._args["label_cols"], self.outputs, labels):
                 means.add(f"{key}_{name}" if len(labels) > 1 else key, metric(output, label), len(batch[0]))
         return loss
 

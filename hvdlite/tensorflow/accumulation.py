@@ -6,8 +6,8 @@ apart: the sums are averaged over the ranks (`add`), and applied (`at_end`). The
 
 A pass may bring other variables than the one before, or none. What has a sum at the end of a window is averaged and
 applied, brought by its last pass or not. That a layer was frozen since cannot be seen: variables of TensorFlow do not
-tell, so what was added up for it before is applied. A graph knows of the sums that there were when it was made: what an
-old one does not know of stays for the next window.
+show it, so what was added up for it before is applied. A graph knows of the sums that there were when it was made: what
+an old one does not know of stays for the next window.
 
 It works eagerly, in tf.function, and in a graph of TensorFlow 1, where nothing runs but what a fetch depends on: so
 every step says what it comes after.
@@ -55,7 +55,7 @@ class Passes:
         """Whether there has been a pass."""
         return self._calls is not None
 
-    def place(self) -> int:
+    def position(self) -> int:
         """How many passes of the window are done. Not in a graph of TensorFlow 1."""
         return int(self._calls) % self.count if self.begun() else 0
 

@@ -76,7 +76,7 @@ class TensorflowAdapter(NumpyAdapter):
         return View(tensor.__array_interface__["data"][0], tensor.shape, number, tensor.flags.c_contiguous)
 
     def form(self, tensor: Any) -> Any:
-        return None  # tensors come as tensors: there is no short way by address
+        return None  # tensors come as tensors: there is no fast path by address
 
     def like(self, tensor: Any, shape: tuple[int, ...]) -> Any:
         return aligned(shape, tensor.dtype)

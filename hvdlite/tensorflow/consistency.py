@@ -68,21 +68,21 @@ def _of_optimizer(optimizer: Any) -> Any:
     return list(found() if callable(found) else found)
 
 
-def leaves_of(given: Any, what: str) -> list[Leaf]:
+def leaves_of(variables: Any, what: str) -> list[Leaf]:
     """Variables by their places, named as this rank calls them; of a dict by their keys. ValueError: it has none."""
-    if isinstance(given, dict):
-        return [Leaf(f"{what} {step_of(key)}", str(key), value) for key, value in given.items()]
-    if isinstance(given, (list, tuple)):
-        found = list(given)
-    elif hasattr(given, "weights"):  # of a model: not the states of random seeds, which may differ between ranks
-        found = list(given.weights)
-    elif isinstance(given, tf.Module):
-        found = list(given.variables)
-    elif hasattr(given, "dtype") and hasattr(given, "shape"):
-        found = [given]
+    if isinstance(variables, dict):
+        return [Leaf(f"{what} {step_of(key)}", str(key), value) for key, value in variables.items()]
+    if isinstance(variables, (list, tuple)):
+        found = list(variables)
+    elif hasattr(variables, "weights"):  # of a model: not the states of random seeds, which may differ between ranks
+        found = list(variables.weights)
+    elif isinstance(variables, tf.Module):
+        found = list(variables.variables)
+    elif hasattr(variables, "dtype") and hasattr(variables, "shape"):
+        found = [variables]
     else:
         raise ValueError(
-            f"check_consistency: expected a model or a list of variables, not {type(given).__name__} [HVD237]"
+            f"check_consistency: expected a model or a list of variables, not {type(variables).__name__} [HVD237]"
         )
     return [Leaf(f"{what} {i}", _name(value, f"{what} {i}"), value) for i, value in enumerate(found)]
 
@@ -110,9 +110,9 @@ def bits(value: Any) -> Bits | None:
     return Bits(array.shape, str(array.dtype), [array.tobytes()])
 
 
-def _together(form: str, values: Any, *places: Any) -> Bits:
+def _together(form: str, values: Any, *more: Any) -> Bits:
     """Of a tensor that is several: in this order, which the ranks must have in common."""
-    parts = [bits(tf.convert_to_tensor(part)) for part in (values, *places)]
+    parts = [bits(tf.convert_to_tensor(part)) for part in (values, *more)]
     found = [part for part in parts if part is not None]
     return Bits(found[0].shape, f"{found[0].dtype} {form}", [block for part in found for block in part.blocks])
 

@@ -7,7 +7,7 @@
 
     train(hvd.elastic.TensorFlowState(variables, step=0))
 
-A lost rank that is noticed inside a graph is a tf.errors.UnknownError like others; `run` tells it from them by asking
+A lost rank that is noticed inside a graph is a tf.errors.UnknownError like others; `run` distinguishes it by asking
 the core, so that whichever collective it was becomes the loop's business, and every other error stays what it is.
 States of graphs ask likewise while they are synchronized.
 
@@ -45,7 +45,7 @@ def _lost(error: tf.errors.UnknownError) -> HorovodInternalError | None:
 
 
 @contextlib.contextmanager
-def _losses_told() -> Iterator[None]:
+def _losses_raised() -> Iterator[None]:
     """A lost rank is a HorovodInternalError, however TensorFlow has reported it."""
     try:
         yield
@@ -88,7 +88,7 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(func)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
-        with _losses_told():
+        with _losses_raised():
             return func(*args, **kwargs)
 
     return run_fn(wrapper, reset)
@@ -179,7 +179,7 @@ class TensorFlowState(ObjectState):
             HvdPeerLostError: a rank has left or died. The copies stay as they were.
         """
         if self._in_graph:
-            with _losses_told():
+            with _losses_raised():
                 self.session.run(self._sent)
         else:
             broadcast_variables(self.variables, root_rank=0)
@@ -218,8 +218,8 @@ class TensorFlowState(ObjectState):
         self.restore()
 
     def _passes(self) -> int:
-        """How many passes of an unfinished window of an optimizer are done; 0 in a graph, whose variables tell."""
-        return 0 if self._in_graph else max((each.place() for each in windows), default=0)
+        """How many passes of an unfinished window of an optimizer are done; 0 in a graph, whose variables hold it."""
+        return 0 if self._in_graph else max((each.position() for each in windows), default=0)
 
     def _begin_windows(self, passes: int) -> None:
         for each in () if self._in_graph else windows:

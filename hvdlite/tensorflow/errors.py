@@ -101,7 +101,7 @@ def _where(kind: str, name: Any) -> str:
     return f"rank {_core.rank()}, {of}"
 
 
-def tensor_given(kind: str, name: Any, value: Any) -> tf.Tensor:
+def tensor_from(kind: str, name: Any, value: Any) -> tf.Tensor:
     """The tensor that the argument of a collective stands for. TypeError for what is none and becomes none."""
     if isinstance(value, tf.Tensor):
         return value

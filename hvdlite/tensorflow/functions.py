@@ -2,7 +2,7 @@
 
 Variables are sent all at once, by their places in the list, and assigned when they have come; in tf.function the
 assignments are nodes. How many there are, and of what shapes, is compared first (../keras/list_check.py): places in
-lists of other lengths never meet. So is the order of their names, where ranks have the same names
+lists of other lengths are never matched. So is the order of their names, where ranks have the same names
 (../keras/order_check.py): what a rank has loaded from a file may be called otherwise there.
 
 Objects travel as in all of hvdlite. What needs a session of TensorFlow 1 works on the variables of a graph or says so.
@@ -59,8 +59,8 @@ def broadcast_variables(
         >>> weights.numpy().tolist()
         [1.0, 2.0]
     """
-    given = _listed("broadcast_variables", variables, process_set)
-    assigned, compared = _assigned(given, root_rank, "broadcast_variables", process_set)
+    listed = _listed("broadcast_variables", variables, process_set)
+    assigned, compared = _assigned(listed, root_rank, "broadcast_variables", process_set)
     if tf.executing_eagerly() or tf.inside_function():
         return None
     return tf.group(*[each for each in assigned if each is not None], *compared)
@@ -89,9 +89,9 @@ def broadcast_(
         >>> weights.numpy().tolist()
         [1.0]
     """
-    given = _listed("broadcast_", variables, process_set)
-    assigned, _ = _assigned(given, root_rank, name or "broadcast_", process_set)
-    return given if tf.executing_eagerly() or tf.inside_function() else assigned
+    listed = _listed("broadcast_", variables, process_set)
+    assigned, _ = _assigned(listed, root_rank, name or "broadcast_", process_set)
+    return listed if tf.executing_eagerly() or tf.inside_function() else assigned
 
 
 def _listed(what: str, variables: Any, process_set: Any) -> list[Any]:
@@ -105,15 +105,15 @@ def _listed(what: str, variables: Any, process_set: Any) -> list[Any]:
             f"{what}: expected a list of variables, not {kind}: pass model.variables (or model.weights) or "
             "optimizer.variables [HVD235]"
         )
-    given = list(variables)
-    for i, each in enumerate(given):
+    listed = list(variables)
+    for i, each in enumerate(listed):
         if not _variable(each):
             raise TypeError(
                 f"{what}: entry {i} of the list is not a variable but {type(each).__name__}: pass tf.Variables or "
                 "Keras variables (model.variables). Send tensors with hvd.broadcast, and other objects with "
                 "hvd.broadcast_object [HVD235]"
             )
-    return given
+    return listed
 
 
 def _variable(value: Any) -> bool:
@@ -126,11 +126,11 @@ def _assigned(
 ) -> tuple[list[Any], list[Any]]:
     """What the assignments return, and in a graph the comparison of lists, which no assignment follows if there is
     nothing to assign."""
-    given = [tf.convert_to_tensor(variable) for variable in variables]
-    values = [_movable(value) for value in given]
+    tensors = [tf.convert_to_tensor(variable) for variable in variables]
+    values = [_movable(value) for value in tensors]
     prefix, count = once_more(prefix), len(variables)
     names = [f"{prefix}.{i}of{count}" for i in range(count)]  # a rank may have loaded its model from a file
-    shapes = [_shape_of(variable, value) for variable, value in zip(variables, given)]
+    shapes = [_shape_of(variable, value) for variable, value in zip(variables, tensors)]
     shown = [f"{everywhere(variable)} {shape}" for variable, shape in zip(variables, shapes)]
     listed = Listed(prefix, count, "variables", shapes, shown, SAME_VARIABLES)
     compared = agree(listed, process_set)
@@ -141,7 +141,7 @@ def _assigned(
         results = run("broadcast", values, names, Terms(process_set, root_rank=root_rank)).results
     assigned = [
         variable.assign(result if result.dtype == value.dtype else tf.bitcast(result, value.dtype))
-        for variable, value, result in zip(variables, given, results)
+        for variable, value, result in zip(variables, tensors, results)
     ]
     return assigned, compared
 

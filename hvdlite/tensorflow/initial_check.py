@@ -1,9 +1,9 @@
 """Comparison of what ranks have (../keras/initial_check.py) within a step of a graph.
 
 By a call of Python in a branch, which other rounds pass by: they count one variable down. The call is eager, so ranks
-with a graph meet ranks without one. Weights are read before they change. Gradients are compared when their averages are
-there, so that the comparison keeps none waiting; where nothing is compared the branch drops them as they come. A graph
-that XLA compiles has neither averages nor comparisons.
+with a graph are matched with ranks without one. Weights are read before they change. Gradients are compared when their
+averages are there, so that the comparison keeps none waiting; where nothing is compared the branch drops them as they
+come. A graph that XLA compiles has neither averages nor comparisons.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ class Rounds:
         """
         if not variables or not tf.compat.v1.executing_eagerly_outside_functions() or self.check.off():
             return []
-        given = None if gradients is None else _flat(gradients)
+        flat = None if gradients is None else _flat(gradients)
         if tf.executing_eagerly():
             with translated():
                 if self.left is None:
-                    self.check.round(prefix, variables, given)
+                    self.check.round(prefix, variables, flat)
                 elif int(self.left.assign_sub(1)) <= 0:
-                    self.left.assign(self.check.look(prefix, variables, given))
+                    self.left.assign(self.check.look(prefix, variables, flat))
             return []
         if self.left is None:
             with ThreadPoolExecutor(1) as beside:  # where no function is traced: one takes new variables only once
@@ -63,13 +63,13 @@ class Rounds:
 
         def look(_: Any, *values: Any) -> int:
             with translated():
-                return self.check.look(prefix, variables, None if given is None else values)
+                return self.check.look(prefix, variables, None if flat is None else values)
 
         def once() -> tf.Tensor:
             # Weight decay and the count of steps wait for no average. What they change is read here, too: so automatic
             # control dependencies let them change it after this branch.
             counts = [each for each in self.check.state() if tf.TensorShape(each.shape).rank == 0]
-            read = given or [tf.convert_to_tensor(each) for each in (*variables, *counts)]
+            read = flat or [tf.convert_to_tensor(each) for each in (*variables, *counts)]
             later = tf.ensure_shape(tf.py_function(look, [there, *read], tf.int64), [])
             return tf.identity(self.left.assign(later))
 

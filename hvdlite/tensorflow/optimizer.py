@@ -144,7 +144,7 @@ class _Window:
     def __init__(self, of: _Delta) -> None:
         self._of = weakref.ref(of)
 
-    def place(self) -> int:
+    def position(self) -> int:
         """How many passes of it are done."""
         of: Any = self._of()
         return 0 if of is None or of._hvd_calls is None else int(of._hvd_calls) % of._hvd_passes

@@ -6,7 +6,7 @@ in the order of the program, so the last layer's gradient travels while those of
 
 `groups` makes gradients travel as one; results do not depend on it. Gradients that are None stay None: a variable must
 have a gradient on all ranks or on none. Sparse ones are gathered, or made dense (`sparse_as_dense`). Whether all ranks
-have the same list is asked before anything of it travels, in a graph while backward runs: see ../keras/list_check.py.
+have the same list is checked before anything of it travels, in a graph while backward runs: see ../keras/list_check.py.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ def key_of(variable: Any) -> Any:
     return id(inner if isinstance(inner, tf.Variable) else variable)
 
 
-def _name(prefix: str, place: int, count: int, variable: Any) -> str:
-    return f"{prefix}.{place}of{count}.{everywhere(variable)}"
+def _name(prefix: str, index: int, count: int, variable: Any) -> str:
+    return f"{prefix}.{index}of{count}.{everywhere(variable)}"
 
 
 class Reducer:
@@ -73,7 +73,7 @@ class Reducer:
         self.start = start(self.process_set, state=state)
 
     def register_local(self, variable: Any) -> None:
-        """Gradients of this variable stay this rank's, divided by the number of ranks if so asked."""
+        """Gradients of this variable stay this rank's, divided by the number of ranks where that is set."""
         self._local[key_of(variable)] = variable
 
     @property
@@ -82,23 +82,23 @@ class Reducer:
         return not self.process_set.included() or self.process_set.size() == 1
 
     def made_dense(self, gradient: Any) -> Any:
-        """The gradient, dense if it was asked that sparse ones be."""
+        """The gradient, dense if sparse ones shall become so."""
         return tf.convert_to_tensor(gradient) if self.sparse_as_dense and gradient is not None else gradient
 
-    def _batches(self, places: Sequence[int], variables: Sequence[Any]) -> list[list[int]]:
-        """Which gradients travel as one: lists of places, in the order of starting."""
-        order = list(reversed(places))
+    def _batches(self, indices: Sequence[int], variables: Sequence[Any]) -> list[list[int]]:
+        """Which gradients travel as one: lists of indices, in the order of starting."""
+        order = list(reversed(indices))
         if not self.groups:
-            return [[place] for place in order]
+            return [[index] for index in order]
         if isinstance(self.groups, int):
             count = min(self.groups, len(order))
             each, more = divmod(len(order), count) if count else (0, 0)
             starts = [i * each + min(i, more) for i in range(count + 1)]
             return [order[start:end] for start, end in zip(starts, starts[1:])]
-        wanted = {key_of(variable): i for i, group in enumerate(self.groups) for variable in group}
+        group_of = {key_of(variable): i for i, group in enumerate(self.groups) for variable in group}
         batches: dict[Any, list[int]] = {}
-        for place in order:
-            batches.setdefault(wanted.get(key_of(variables[place]), ("alone", place)), []).append(place)
+        for index in order:
+            batches.setdefault(group_of.get(key_of(variables[index]), ("alone", index)), []).append(index)
         return list(batches.values())
 
     def __call__(self, gradients: Iterable[Any], variables: Iterable[Any]) -> list[Any]:
@@ -161,19 +161,19 @@ class Reducer:
         end."""
         dense: list[int] = []
         done: list[Any] = []
-        for place, (gradient, owner) in enumerate(zip(found, owners)):
+        for index, (gradient, owner) in enumerate(zip(found, owners)):
             if gradient is None:
                 continue
             if key_of(owner) in self._local:
-                found[place] = self._scaled(gradient)
+                found[index] = self._scaled(gradient)
             elif isinstance(gradient, tf.IndexedSlices) and not self.sparse_as_dense:
-                found[place] = allreduce(
+                found[index] = allreduce(
                     gradient, op=self.op, compression=self.compression, process_set=self.process_set,
-                    name=_name(prefix, place, len(found), owner),
+                    name=_name(prefix, index, len(found), owner),
                 )  # fmt: skip
-                done.append(found[place].values)
+                done.append(found[index].values)
             else:
-                dense.append(place)
+                dense.append(index)
         if dense:
             done += self._reduce(prefix, found, owners, dense)
         return found, done
@@ -192,18 +192,18 @@ class Reducer:
         """Replaces those at the places by their averages. Returns what is there once they are, in a graph."""
         terms = Terms(self.process_set, self.op, 1.0 / self.predivide, self.predivide)
         small: dict[int, tuple[Any, Any]] = {}
-        for place in reversed(dense):
-            small[place] = compress(self.compression, tf.convert_to_tensor(found[place]))
+        for index in reversed(dense):
+            small[index] = compress(self.compression, tf.convert_to_tensor(found[index]))
         batches = self._batches(dense, owners)
         if all(len(batch) == 1 for batch in batches):
             batches = [[batch[0] for batch in batches]]
         outcomes = []
         for batch in batches:
-            names = [_name(prefix, place, len(found), owners[place]) for place in batch]
+            names = [_name(prefix, index, len(found), owners[index]) for index in batch]
             grouped = bool(self.groups) and len(batch) > 1
-            found_there = [small[place][0] for place in batch]
+            found_there = [small[index][0] for index in batch]
             outcomes.append(differentiable("allreduce", found_there, names, terms, grouped))
         for batch, outcome in zip(batches, outcomes):
-            for place, result in zip(batch, outcome.results):
-                found[place] = self.compression.decompress(result, small[place][1])
+            for index, result in zip(batch, outcome.results):
+                found[index] = self.compression.decompress(result, small[index][1])
         return [each for outcome in outcomes for each in outcome.rows]

@@ -71,18 +71,18 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):  # type: ignore[m
         Raises:
             ValueError: the process set in the config is not registered.
         """
-        given = dict(config)
-        ranks = given.pop("process_set", None)
+        arguments = dict(config)
+        ranks = arguments.pop("process_set", None)
         if ranks is None:
-            return cls(**given)
+            return cls(**arguments)
         members = next((known for known in process_sets() if list(known.ranks) == list(ranks)), None)
         if members is None:
             raise ValueError(
-                f"rank {_core.rank()}: layer {given.get('name')!r} was saved with a process set of ranks {ranks}, "
+                f"rank {_core.rank()}: layer {arguments.get('name')!r} was saved with a process set of ranks {ranks}, "
                 "which this job does not have: call hvd.add_process_set on all ranks before you open the model "
                 "[HVD213]"
             )
-        return cls(process_set=members, **given)
+        return cls(process_set=members, **arguments)
 
     def _moments(self, inputs: Any, *how: Any, **more: Any) -> tuple[Any, Any]:
         mean, variance = super()._moments(inputs, *how, **more)  # Keras 3: a mask; Keras 2: axes, keep_dims, mask

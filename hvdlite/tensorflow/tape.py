@@ -28,16 +28,16 @@ class _Distributed:
 
     _hvd: Reducer
     _hvd_local = False  # while a Jacobian is computed, whose rows are gradients
-    _hvd_given: tf.GradientTape
+    _hvd_inner: tf.GradientTape
 
     @property
     def _recording(self) -> bool:
         """Of both: a tape that is given while it records is popped once, by one of them."""
-        return self._hvd_given._recording
+        return self._hvd_inner._recording
 
     @_recording.setter
     def _recording(self, value: bool) -> None:
-        self._hvd_given._recording = value
+        self._hvd_inner._recording = value
 
     def register_local_source(self, source: Any) -> None:
         """Keep the gradient of a variable local: it is not averaged.
@@ -139,7 +139,7 @@ def DistributedGradientTape(
     tape: Any = object.__new__(type(base.__name__, (_Distributed, base), {"__module__": base.__module__}))
     tape.__dict__.update(gradtape.__dict__)
     tape.__dict__.pop("_recording", None)
-    tape._hvd_given = gradtape
+    tape._hvd_inner = gradtape
     tape._hvd = Reducer(
         "DistributedGradientTape", compression, sparse_as_dense, op, gradient_predivide_factor, num_groups, groups,
         process_set, scale_local_gradients,

@@ -1,11 +1,11 @@
 """PyTorch's tensors on GPUs: where they lie, when they are ready, and which NCCL is PyTorch's.
 
-A collective may touch a tensor once the current stream of its device has got to where it was submitted; an event tells.
-That one event stands for what was written before, and for what still reads memory that is about to be written. When it
-was waited for, the collective lies on a stream of the core's, and the current stream waits for it there: no thread
+A collective may touch a tensor once the current stream of its device has got to where it was submitted: an event shows
+it. That one event stands for what was written before, and for what still reads memory that is about to be written. When
+it was waited for, the collective lies on a stream of the core's, and the current stream waits for it there: no thread
 waits for a device. So does the stream that was current when the collective was submitted, if that is another one:
-PyTorch's allocator gives the memory of copies that are dropped now to any allocation on the stream that it was
-made for, and the collective may still be reading it.
+PyTorch's allocator gives the memory of copies that are dropped now to any allocation on the stream that it was made
+for, and the collective may still be reading it.
 
 Nothing here is imported or asked before the first tensor on a GPU comes.
 """
@@ -91,7 +91,7 @@ class CudaDevice:
         torch.cuda.current_stream(self._device).wait_event(event)
 
     def found(self) -> int:
-        """Nothing: no caller has asked."""
+        """Nothing: no caller needs it."""
         return 0
 
     def near(self, tensor: torch.Tensor) -> torch.Tensor:

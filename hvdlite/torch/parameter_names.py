@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-_heard: dict[Any, tuple[StorageWeakRef, int, str]] = {}  # by place in a storage: the call of broadcast_parameters, name
+_broadcast_names: dict[Any, tuple[StorageWeakRef, int, str]] = {}  # by location in a storage: call, name
 _calls = itertools.count()
 
 
@@ -38,7 +38,7 @@ def labels_of(optimizer: torch.optim.Optimizer, models: Sequence[Any] = ()) -> t
 
     named = any(name_of(parameter) for group in optimizer.param_groups for parameter in group["params"])
     named = named or any(group.get("param_names") for group in optimizer.param_groups)
-    return _labelled(optimizer, name_of), None if named else _labels_heard(optimizer)
+    return _labelled(optimizer, name_of), None if named else _broadcast_labels(optimizer)
 
 
 def _labelled(optimizer: torch.optim.Optimizer, name_of: Callable[[torch.Tensor], str | None]) -> list[str]:
@@ -48,39 +48,39 @@ def _labelled(optimizer: torch.optim.Optimizer, name_of: Callable[[torch.Tensor]
         own = group.get("param_names") or [None] * len(group["params"])
         for j, (parameter, its_name) in enumerate(zip(group["params"], own)):
             name = name_of(parameter) or its_name
-            place = f"{j} " if ordered and name else ""
-            labels.append(f"group {i} parameter {place}{name or j}")
+            position = f"{j} " if ordered and name else ""
+            labels.append(f"group {i} parameter {position}{name or j}")
     return labels
 
 
-def hear(named: Iterable[tuple[Any, torch.Tensor]]) -> None:
-    """Remember the names that broadcast_parameters was given, as long as the tensors' memory lives."""
-    for place in [place for place, (storage, _, _) in list(_heard.items()) if storage.expired()]:
-        _heard.pop(place, None)
+def remember(named: Iterable[tuple[Any, torch.Tensor]]) -> None:
+    """Remember the names that broadcast_parameters was given, as long as the tensors' memory exists."""
+    for location in [location for location, (storage, _, _) in list(_broadcast_names.items()) if storage.expired()]:
+        _broadcast_names.pop(location, None)
     call = next(_calls)
     new: dict[Any, tuple[StorageWeakRef, int, str]] = {}
     for name, tensor in sorted(named, key=lambda pair: str(pair[0])):
-        place = _place(tensor)
-        if place is not None:
-            new.setdefault(place, (StorageWeakRef(tensor.untyped_storage()), call, str(name)))
-    _heard.update(new)
+        location = _location(tensor)
+        if location is not None:
+            new.setdefault(location, (StorageWeakRef(tensor.untyped_storage()), call, str(name)))
+    _broadcast_names.update(new)
 
 
-def _labels_heard(optimizer: torch.optim.Optimizer) -> list[str] | None:
+def _broadcast_labels(optimizer: torch.optim.Optimizer) -> list[str] | None:
     """None unless there is a name for each parameter. Two models may have the same names: the order of the calls, which
-    is the same on all ranks, tells them apart."""
-    heard = {}
+    is the same on all ranks, distinguishes them."""
+    names = {}
     for parameter in itertools.chain.from_iterable(group["params"] for group in optimizer.param_groups):
-        storage, call, name = _heard.get(_place(parameter), (None, 0, ""))
+        storage, call, name = _broadcast_names.get(_location(parameter), (None, 0, ""))
         if storage is None or storage.expired():
             return None
-        heard[parameter] = call, name
-    calls = sorted({call for call, _ in heard.values()})
+        names[parameter] = call, name
+    calls = sorted({call for call, _ in names.values()})
     prefix = {call: f"model {number} " if len(calls) > 1 else "" for number, call in enumerate(calls)}
-    return _labelled(optimizer, lambda parameter: prefix[heard[parameter][0]] + heard[parameter][1])
+    return _labelled(optimizer, lambda parameter: prefix[names[parameter][0]] + names[parameter][1])
 
 
-def _place(tensor: torch.Tensor) -> Any:
+def _location(tensor: torch.Tensor) -> Any:
     """Where it lies in which storage; None for a wrapper of other tensors. A weak reference keeps the storage's number
     from being used again."""
     try:
@@ -93,8 +93,8 @@ def moved(state: dict[str, Any], theirs: list[str], mine: list[str]) -> dict[str
     """The state_dict of an optimizer whose parameters have the labels `theirs`, for one that has them as `mine`."""
     if theirs == mine:
         return state
-    place = {label: number for number, label in enumerate(mine)}
-    to = {number: place[label] for number, label in enumerate(theirs)}
+    index = {label: number for number, label in enumerate(mine)}
+    to = {number: index[label] for number, label in enumerate(theirs)}
     groups = []
     for group in state["param_groups"]:
         kept = {key: value for key, value in group.items() if key != "param_names"}  # the optimizer has its own

@@ -74,16 +74,16 @@ class _Lookup(torch.nn.Module):
         numbers, padding = self.table.checked_ids(ids.detach().cpu().numpy()), None
         if self.padding_idx is None:
             some, back = np.unique(numbers, return_inverse=True)
-            places = back.reshape(numbers.shape)
+            indices = back.reshape(numbers.shape)
         else:
             has_row = numbers != self.padding_idx
             some, back = np.unique(numbers[has_row], return_inverse=True)
             padding = int(np.searchsorted(some, self.padding_idx))
-            places = np.full(numbers.shape, padding)
-            places[has_row] = back + (back >= padding)
+            indices = np.full(numbers.shape, padding)
+            indices[has_row] = back + (back >= padding)
         with torch.set_grad_enabled(torch.is_grad_enabled() and not self.table.is_frozen):
             rows = _Pull.apply(torch.zeros((), requires_grad=True), self.table, some, padding, ids.device)
-        return torch.from_numpy(places).to(ids.device), rows, padding
+        return torch.from_numpy(indices).to(ids.device), rows, padding
 
     def get_extra_state(self) -> torch.Tensor:
         """The table's name."""
@@ -117,8 +117,8 @@ class Embedding(_Lookup):
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         """Return the rows: float32 of shape ``(*ids.shape, dim)``."""
-        places, rows, padding = self._pulled(ids)
-        return functional.embedding(places, rows, padding)
+        indices, rows, padding = self._pulled(ids)
+        return functional.embedding(indices, rows, padding)
 
     @torch.no_grad()
     def materialize(self) -> torch.nn.Embedding:
@@ -163,9 +163,9 @@ class EmbeddingBag(_Lookup):
                 f"shape {tuple(ids.shape)} of ids, not mode {self.mode!r}, {weights.dtype} and {tuple(weights.shape)} "
                 "[HVD025]"
             )
-        places, rows, padding = self._pulled(ids)
+        indices, rows, padding = self._pulled(ids)
         return functional.embedding_bag(
-            places, rows, None if offsets is None else offsets.to(places), mode=self.mode, per_sample_weights=weights,
+            indices, rows, None if offsets is None else offsets.to(indices), mode=self.mode, per_sample_weights=weights,
             include_last_offset=self.include_last_offset, padding_idx=padding,
         )  # fmt: skip
 

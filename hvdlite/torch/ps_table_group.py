@@ -54,8 +54,8 @@ class EmbeddingCollection(_Collection):
         Raises:
             ValueError: there is no such table, or no such row.
         """
-        joined, _, places, rows = self._pulled_all(ids)
-        parts = functional.embedding(places, rows).split([int(np.prod(shape)) for shape in joined.shapes])
+        joined, _, indices, rows = self._pulled_all(ids)
+        parts = functional.embedding(indices, rows).split([int(np.prod(shape)) for shape in joined.shapes])
         return {n: each.reshape(*shape, self.table.dim) for n, each, shape in zip(joined.names, parts, joined.shapes)}
 
 
@@ -87,12 +87,12 @@ class EmbeddingBagCollection(_Collection):
                     f"EmbeddingBagCollection: ids of {name!r} have the shape {tuple(each.shape)}: give (bags, length) "
                     "without offsets, or flat ids with offsets [HVD025]"
                 )
-        joined, some, places, rows = self._pulled_all(ids)
+        joined, some, indices, rows = self._pulled_all(ids)
         counts = self.table.rows_of_tables(some)
         own = dict(zip(counts, rows.split(list(counts.values()))))
         first = dict(zip(counts, np.cumsum([0, *counts.values()]).tolist()))
         made = {}
-        for (name, each), part in zip(ids.items(), places.split([each.numel() for each in ids.values()])):
+        for (name, each), part in zip(ids.items(), indices.split([each.numel() for each in ids.values()])):
             begins = None if offsets is None else offsets.get(name)
             begins = None if begins is None else begins.to(part)
             at = (part - first[name]).reshape(each.shape)

@@ -25,7 +25,7 @@ from ..process_sets.process_set import ProcessSet, global_process_set
 from ..training.consistency import require_equal
 from . import storage_check
 from .ops import plain
-from .parameter_names import hear, labels_of, moved
+from .parameter_names import labels_of, moved, remember
 
 Named = list[tuple[str, torch.Tensor]]
 zero_gradients = False  # as Horovod: an optimizer without state has zeros for gradients that are not there
@@ -79,7 +79,7 @@ def broadcast_parameters(
     require_same("broadcast_parameters", tensors, process_set)
     _broadcast_tensors(tensors, root_rank, "broadcast_parameters", process_set)
     if any(name != str(i) for i, (name, _) in enumerate(tensors)):  # not a list without names
-        hear(tensors)
+        remember(tensors)
 
 
 def named_tensors(params: Any) -> Named:
@@ -195,9 +195,9 @@ def broadcast_optimizer_state(
             f"broadcast_optimizer_state expects a torch.optim.Optimizer, not {type(optimizer).__name__} [HVD223]"
         )
     caller = "broadcast_optimizer_state"
-    labels, heard = labels_of(optimizer, _several(model))
-    if all(allgather_object(heard is not None, f"{caller}.names", process_set)):
-        labels = heard or labels
+    labels, broadcast_labels = labels_of(optimizer, _several(model))
+    if all(allgather_object(broadcast_labels is not None, f"{caller}.names", process_set)):
+        labels = broadcast_labels or labels
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     advice = "Give the optimizer the same parameter groups, in the same order unless their parameters have names,"
     require_same(caller, list(zip(labels, parameters)), process_set, advice)
@@ -229,9 +229,9 @@ def _broadcast_structure(mine: Any, root_rank: int, prefix: str, process_set: Pr
     if isinstance(structure, _Refused):
         raise ValueError(f"{prefix}: rank {root_rank} cannot send its state: {structure.why} [HVD235]")
     if not is_root:
-        _walk(structure, lambda place: tensors.append(_blank(place)))
+        _walk(structure, lambda placeholder: tensors.append(_blank(placeholder)))
     _broadcast_tensors([(str(i), tensor) for i, tensor in enumerate(tensors)], root_rank, prefix, process_set)
-    return _walk(structure, lambda place: tensors[place.number])
+    return _walk(structure, lambda placeholder: tensors[placeholder.number])
 
 
 def _outline(part: Any, tensors: list[torch.Tensor]) -> Any:
@@ -261,8 +261,8 @@ def _walk(part: Any, visit: Any) -> Any:
     return part
 
 
-def _blank(place: _Placeholder) -> torch.Tensor:
-    return torch.empty_strided(place.shape, place.stride, dtype=getattr(torch, place.dtype))
+def _blank(placeholder: _Placeholder) -> torch.Tensor:
+    return torch.empty_strided(placeholder.shape, placeholder.stride, dtype=getattr(torch, placeholder.dtype))
 
 
 def _exact(loaded: Any, sent: Any) -> None:

@@ -3,8 +3,8 @@
 The core reads and writes at an address. Much that Python shows as a tensor has none: a wrapper (DTensor, MaskedTensor,
 a quantized weight, a fake tensor) keeps its numbers in other tensors, what vmap or grad hands to a function stands for
 another tensor, and a storage may be shrunk under its tensors, as FSDP does. Each is refused, with what to use in its
-place. A subclass that is only a class, as Parameter is, has memory like any tensor; but what it says of itself may be
-of its own making (`__torch_function__`, a property), so it is looked at as what it is to torch (`bare`).
+place. A subclass that is only a class, as Parameter is, has memory like any tensor; but what it reports of itself may
+be of its own making (`__torch_function__`, a property), so it is looked at as what it is to torch (`bare`).
 
 What is refused here would be read at address 0, or beyond its end.
 """

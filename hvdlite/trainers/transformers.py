@@ -40,11 +40,11 @@ class StepLoggerCallback(TrainerCallback):
     """
 
     def __init__(self, log: Any = None, every: int = 10) -> None:
-        self._given = log, every
+        self._arguments = log, every
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """From here on steps count. Raises HvdNotInitializedError where nothing has made this process a rank."""
-        self._logger = StepLogger(*self._given)
+        self._logger = StepLogger(*self._arguments)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """A step of the optimizer is over."""

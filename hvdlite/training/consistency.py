@@ -35,7 +35,7 @@ class Leaf(NamedTuple):
     value: Any
 
 
-class _Told(NamedTuple):
+class _Entry(NamedTuple):
     """What a rank sends of a leaf; the last three as `digested` has them."""
 
     key: str
@@ -78,17 +78,17 @@ def step_of(key: Any) -> str:
     return repr(str(key)) if isinstance(key, str) else unaddressed(str(key))
 
 
-def named_leaves(given: Any) -> list[Leaf]:
+def named_leaves(value: Any) -> list[Leaf]:
     """Leaves of a mapping, or of a list of values or of (name, value), which is what collectives of state take.
 
     ValueError for names that come twice, or for what is neither; values may be nested.
     """
-    if isinstance(given, Mapping):
-        named = list(given.items())
-    elif isinstance(given, Iterable) and not isinstance(given, (str, bytes)):
-        named = [each if _is_named(each) else (str(i), each) for i, each in enumerate(given)]
+    if isinstance(value, Mapping):
+        named = list(value.items())
+    elif isinstance(value, Iterable) and not isinstance(value, (str, bytes)):
+        named = [each if _is_named(each) else (str(i), each) for i, each in enumerate(value)]
     else:
-        kind = type(given).__name__
+        kind = type(value).__name__
         raise ValueError(f"check_consistency: expected a dict or a list of tensors, not {kind} [HVD237]")
     names = [str(name) for name, _ in named]
     twice = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
@@ -113,41 +113,41 @@ def compare(
     rank of the set. `bits_of`: of a tensor its Bits, None of what is none.
 
     found: this rank's leaves; dicts, lists and tuples among them are looked through. Whatever is raised while they are
-    read the others hear of, since they would wait for it: this rank raises it, they TypeError for a TypeError, else
+    read the others receive, since they would wait for it: this rank raises it, they TypeError for a TypeError, else
     ValueError, with the rank's number. ValueError on all ranks for an object of which nothing can be known.
     """
     mine, wrong, refused = _compared(found, bits_of)
     total = digest([repr([(each.key, each.form, each.digest) for each in mine]).encode()])
-    said = allgather_object((total, refused), CALLER, process_set)
+    replies = allgather_object((total, refused), CALLER, process_set)
     if wrong is not None:
         raise wrong
-    for rank, (_, theirs) in zip(process_set.ranks, said):
+    for rank, (_, theirs) in zip(process_set.ranks, replies):
         if theirs is not None and theirs[0]:
             raise TypeError(coded("HVD237", f"rank {rank}: {theirs[1]}"))
         if theirs is not None:
             raise ValueError(coded("HVD237", f"rank {rank}: {theirs[1]}"))
-    if len({total for total, _ in said}) > 1:
+    if len({total for total, _ in replies}) > 1:
         _raise_difference(allgather_object(mine, f"{CALLER}.lists", process_set), process_set.ranks, remedy)
 
 
 def _compared(
     found: Callable[[], Sequence[Leaf]], bits_of: Callable[[Any], Bits | None]
-) -> tuple[list[_Told], Exception | None, tuple[bool, str] | None]:
+) -> tuple[list[_Entry], Exception | None, tuple[bool, str] | None]:
     """What is sent of each leaf; or what was raised instead, and what the other ranks get of it."""
-    told: list[_Told] = []
+    entries: list[_Entry] = []
     times: Counter[str] = Counter()
     name = ""
     try:
-        for given in found():
-            name = given.name
-            for leaf in leaves_of(given.value, given.name, given.key):
+        for root in found():
+            name = root.name
+            for leaf in leaves_of(root.value, root.name, root.key):
                 name = leaf.name
                 times[leaf.key] += 1  # a dict may have two lambdas as keys, which nothing distinguishes
                 key = leaf.key if times[leaf.key] == 1 else f"{leaf.key} ({times[leaf.key]})"
-                told.append(_Told(key, name, *digested(leaf.name, leaf.value, bits_of)))
+                entries.append(_Entry(key, name, *digested(leaf.name, leaf.value, bits_of)))
     except Exception as error:  # of any class: the others wait
         return [], error, (isinstance(error, TypeError), _words(error, name))
-    return told, None, None
+    return entries, None, None
 
 
 def _words(error: Exception, name: str) -> str:
@@ -160,7 +160,7 @@ def _words(error: Exception, name: str) -> str:
     return text if code_of(text) else f"{CALLER}: {where}{type(error).__name__}: {text}"
 
 
-def _raise_difference(everyone: list[list[_Told]], ranks: list[int], remedy: str) -> None:
+def _raise_difference(everyone: list[list[_Entry]], ranks: list[int], remedy: str) -> None:
     """What differs between the lists of all ranks, of which one at least is not as the others."""
     called = _called(everyone)
     lists = [sorted((each.key, each.form) for each in theirs) for theirs in everyone]
@@ -186,7 +186,7 @@ def _raise_difference(everyone: list[list[_Told]], ranks: list[int], remedy: str
     raise mismatch("HVD302", f"{CALLER}: {text}{more} {remedy}", found, ranks)
 
 
-def _called(everyone: list[list[_Told]]) -> dict[str, str]:
+def _called(everyone: list[list[_Entry]]) -> dict[str, str]:
     """What errors call each key: its name on the first rank that has it, but the key where two have one name."""
     names = {each.key: each.name for theirs in reversed(everyone) for each in theirs}
     times = Counter(names.values())
@@ -225,6 +225,6 @@ def differing_lists(
     rank, theirs = next((rank, theirs) for rank, theirs in zip(ranks, everyone) if theirs != first)
     only_first = [entry for entry in first if entry not in theirs]
     only_theirs = [entry for entry in theirs if entry not in first]
-    said = [f"rank {ranks[0]} has {shown(only_first)}"] if only_first else []
-    said += [f"rank {rank} has {shown(only_theirs)}"] if only_theirs else []
-    return f"{caller}: the ranks' parameters differ: {'; '.join(said)}. {advice} on every rank."
+    differences = [f"rank {ranks[0]} has {shown(only_first)}"] if only_first else []
+    differences += [f"rank {rank} has {shown(only_theirs)}"] if only_theirs else []
+    return f"{caller}: the ranks' parameters differ: {'; '.join(differences)}. {advice} on every rank."

@@ -1,19 +1,19 @@
 """Gradient tracker: when a parameter's gradient is complete and may be sent. Knows no framework.
 
-Parameters are numbers. The book is told of each backward pass: that it begins, which parameters it reaches, that it
-ends. After `passes_per_step` passes a gradient is due, and the optimizer's hook sends it while backward goes on with
+Parameters are numbers. The tracker is called in each backward pass: that it begins, which parameters it reaches, that
+it ends. After `passes_per_step` passes a gradient is due, and the optimizer's hook sends it while backward goes on with
 the rest. A *window* is the passes whose gradients travel together; a *round* is the exchange of all of them. A round is
-over when every parameter has landed: what was not due by the end of the window's last pass, or by `synchronize`, is
+over when every parameter is reduced: what was not due by the end of the window's last pass, or by `synchronize`, is
 sent then, complete or not, so that ranks that took different branches never wait for each other: every rank sends every
 parameter once per round.
 
-Gradients of several passes are summed, as in Horovod, because that is what backward does; who wants their mean divides
-the loss.
+Gradients of several passes are summed, as in Horovod, because that is what backward does. For their mean, divide the
+loss.
 
 Two things make this more than a counter. One backward may reach a parameter several times (a weight shared between
 re-entrant checkpoints): that is one pass, and since nobody knows which time is the last, on this rank or another, what
 a nested backward has reached travels at the end of the pass from then on. And a pass may come after a round but before
-the step: its gradients are added to what is reduced already, which the book tells the optimizer (`reduced`).
+the step: its gradients are added to what is reduced already, which `reduced` shows the optimizer.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from typing import Protocol
 class Window(Protocol):
     """Several passes that an optimizer of Keras or TensorFlow adds up."""
 
-    def place(self) -> int:
+    def position(self) -> int:
         """How many passes of the window are done."""
 
     def clear(self) -> None:
@@ -42,7 +42,7 @@ def check_passes(passes: object) -> None:
         raise ValueError(f"backward_passes_per_step={passes!r}: must be a whole number of at least 1 [HVD222]")
 
 
-class GradientBook:
+class GradientTracker:
     """Counts passes, and what has travelled since the last step. Not thread-safe: the optimizer holds a lock."""
 
     def __init__(self, passes_per_step: int = 1) -> None:
@@ -82,12 +82,12 @@ class GradientBook:
 
     def begun(self) -> None:
         """A backward pass reaches its first parameter."""
-        if self.complete:  # and `landed` may have been left by an exception
+        if self.complete:  # and `completed` may have been left by an exception
             self._sent.clear()
         self.complete = False
 
     def reached(self, parameter: int, backward: int) -> None:
-        """The pass of this number is about to add to a gradient that is not under way."""
+        """The pass of this number is about to add to a gradient that is not in flight."""
         if parameter in self._sent:
             raise AssertionError("a gradient that is under way was reached again [HVD901]")
         if self._latest[parameter] == backward:
@@ -122,7 +122,7 @@ class GradientBook:
         return self._closing or self._ended >= self._per_step
 
     def closes(self) -> bool:
-        """Whether the window closes with the pass that is under way."""
+        """Whether the window closes with the pass that is in progress."""
         return not self.accumulating and (self._closing or self._ended + 1 >= self._per_step)
 
     def left(self, parameter: int) -> int:
@@ -130,15 +130,15 @@ class GradientBook:
         return max(0, self._per_step - self._passes[parameter])
 
     def sent(self, parameter: int) -> None:
-        """The gradient is under way."""
+        """The gradient is in flight."""
         self._sent.add(parameter)
 
     def all_sent(self, parameters: Iterable[int]) -> None:
-        """The gradients are under way."""
+        """The gradients are in flight."""
         self._sent.update(parameters)
 
     def is_sent(self, parameter: int) -> bool:
-        """Whether it is under way, or has arrived in a round that is not over."""
+        """Whether it is in flight, or has arrived in a round that is not over."""
         return parameter in self._sent
 
     def recall(self, parameter: int) -> None:
@@ -150,8 +150,8 @@ class GradientBook:
         """Whether a backward pass has ever reached a parameter more than once, or nested."""
         return bool(self._often)
 
-    def under_way(self) -> bool:
-        """Whether a round has begun, and not landed."""
+    def in_flight(self) -> bool:
+        """Whether a round has begun, and is not complete."""
         return bool(self._sent) and not self.complete
 
     def unsent(self) -> list[int]:
@@ -164,16 +164,16 @@ class GradientBook:
         self._sent.clear()
         self._begin_window()
 
-    def place(self) -> tuple[list[int], int, bool, bool, bool] | None:
+    def position(self) -> tuple[list[int], int, bool, bool, bool] | None:
         """What has been counted and reduced since the last step, for `go_on`. None: nothing."""
         if not (self._ended or self._closing or self.reduced or any(self._passes)):
             return None
         return list(self._passes), self._ended, self._closing, self.reduced, self.complete
 
-    def go_on(self, place: tuple[list[int], int, bool, bool, bool]) -> None:
-        """From where `place` was called."""
+    def go_on(self, position: tuple[list[int], int, bool, bool, bool]) -> None:
+        """From where `position` was called."""
         self.reset()
-        passes, self._ended, self._closing, self.reduced, self.complete = place
+        passes, self._ended, self._closing, self.reduced, self.complete = position
         self._passes = list(passes)
 
     def reset(self) -> None:

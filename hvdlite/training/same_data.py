@@ -13,7 +13,7 @@ from .digest import number_of
 
 STEPS = 2
 _NOT_FINITE = 2  # no digest is even
-_SAID = (
+_WARNING = (
     "hvdlite: all {ranks} ranks computed the same gradients in the first {steps} steps, so every rank reads the same "
     "data, or the script averages gradients itself as well. Shard the data: hvd.data.shard(dataset), "
     "torch.utils.data.DistributedSampler or tf.data.Dataset.shard with hvd.size() and hvd.rank(), or use another seed "
@@ -59,4 +59,4 @@ class SameData:
         SameData.differed += not equal
         self._left = self._left - 1 if same else 0
         if same and warns and self._left == 0 and self._since == SameData.differed:
-            warn(coded("HVD241", _SAID.format(ranks=ranks, steps=STEPS)), RuntimeWarning)
+            warn(coded("HVD241", _WARNING.format(ranks=ranks, steps=STEPS)), RuntimeWarning)

@@ -238,7 +238,7 @@ def test_weights_that_are_loaded_into_a_window_leave_it_and_say_so():
             says = f"rank {hvd.rank()}: weights were loaded after {here} of 3 passes .* saved after {there} passes"
             with pytest.warns(UserWarning, match=says):
                 other.load_weights(file)
-            assert other.optimizer._hvd_passes.place() == 1
+            assert other.optimizer._hvd_passes.position() == 1
         with pytest.warns(UserWarning, match="weights were loaded after 0 of 3 passes .* after 1 passes"):
             model.load_weights(begun)  # between two windows
         with warnings.catch_warnings(record=True) as said:
@@ -248,7 +248,7 @@ def test_weights_that_are_loaded_into_a_window_leave_it_and_say_so():
             fresh.optimizer.build(fresh.trainable_variables)
             fresh.load_weights(begun)
         assert not any("weights were loaded" in str(each.message) for each in said)
-        assert fresh.optimizer._hvd_passes.place() == 1
+        assert fresh.optimizer._hvd_passes.position() == 1
 
 
 @as_ranks(2)

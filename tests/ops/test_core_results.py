@@ -11,7 +11,7 @@ from hvdlite import _core
 
 def given(kind, name, source, target, **more):
     where = source.shape, source.ctypes.data, target.ctypes.data, (source, target)
-    return _core.given(kind, 0, _core.DTYPES["int64"], name, *where, output_bytes=target.nbytes, **more)
+    return _core.submission(kind, 0, _core.DTYPES["int64"], name, *where, output_bytes=target.nbytes, **more)
 
 
 def brought(pending, target):

@@ -17,7 +17,7 @@ def barrier():
 
 
 def opened(ranks):
-    number = open.opened("open", ranks, [_core.rank()], [open.place()], lambda _, word: [word])  # as the others
+    number = open.opened("open", ranks, [_core.rank()], [open.in_use()], lambda _, word: [word])  # as the others
     barrier()
     return number
 

@@ -39,7 +39,7 @@ class Two(torch.nn.Linear):
 def trained(kind, store, labels=("y",), **more):
     """What a rank gives back, what the model became, and the checkpoint."""
     given = {"feature_cols": ["ab"], "label_cols": list(labels), "store": store, "batch_size": 20, "epochs": 30}
-    given = kind(**given, verbose=0, **more).given
+    given = kind(**given, verbose=0, **more).args
     given = cloudpickle.loads(cloudpickle.dumps(kind.model_class.sent(given, given["custom_objects"])))
     rows, kept = Rows(store, ("run", "train"), ["ab", *labels], 0, 1), []
     history, shapes = kind.train(given, rows, None, lambda checkpoint: kept.append(checkpoint()))

@@ -121,10 +121,10 @@ def pipeline(kind, spark, folder):
     found = fitted.stages[1].transform(fitted.transform(points)).collect()
     error = max(abs(row["y.0__output"] - row["y.0"]) for row in found)
     failure(f"{kind}, no column", lambda: estimator.fit(points), ValueError)
-    estimator.given["validation"] = "held"
+    estimator.args["validation"] = "held"
     some = points.selectExpr("array(a, b) ab", "`y.0`", "nullif(a > 0.5, b > 0.5) held")
     failure(f"{kind}, nulls", lambda: estimator.fit(some), ValueError)
-    estimator.given.update(validation=None, label_cols=["ab"])
+    estimator.args.update(validation=None, label_cols=["ab"])
     failure(f"{kind}, uneven", lambda: estimator.fit(points.selectExpr("array_repeat(a, int(a * 7)) ab")))
     left = [path.name for path in (folder / kind).iterdir()]
     said(kind, history=fitted.stages[1].getHistory(), rows=len(found), error=error, left=left)

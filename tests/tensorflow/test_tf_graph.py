@@ -160,14 +160,14 @@ def test_a_wait_that_holds_its_thread_is_right_too():
     import tensorflow as tf
 
     import hvdlite.tensorflow as hvd
-    from hvdlite.tensorflow.ops.kernels import library, say_how_it_waits
+    from hvdlite.tensorflow.ops.kernels import library, log_how_it_waits
 
     said = Said()
     assert library().asynchronous
-    say_how_it_waits(library())
+    log_how_it_waits(library())
     library().native.hvd_tf_asynchronous(1)
     assert not library().asynchronous
-    say_how_it_waits(library())
+    log_how_it_waits(library())
     assert [level for level, _ in said.lines] == [logging.INFO, logging.WARNING]
     assert "without holding a thread" in said.lines[0][1] and "hold a thread while they wait" in said.lines[1][1]
 

@@ -2,11 +2,11 @@
 
 import pytest
 
-from hvdlite.training.gradient_tracker import GradientBook
+from hvdlite.training.gradient_tracker import GradientTracker
 
 
 def book(parameters=2, passes=1):
-    made = GradientBook(passes)
+    made = GradientTracker(passes)
     for number in range(parameters):
         assert made.add() == number
     return made
@@ -39,9 +39,9 @@ def test_a_round_begins_a_window_and_is_remembered_until_a_pass_begins():
     made = book(passes=2)
     reach(made, 0, backward=0)
     made.sent(0)
-    assert made.under_way() and not made.complete
+    assert made.in_flight() and not made.complete
     made.completed()
-    assert made.complete and made.reduced and not made.under_way()
+    assert made.complete and made.reduced and not made.in_flight()
     made.begun()
     assert made.reduced and not made.complete
     assert not reach(made, 0, backward=1)
@@ -105,4 +105,4 @@ def test_other_passes_per_step_begin_the_window_anew():
 @pytest.mark.parametrize("passes", [0, -1, 1.5, "2", True, None])
 def test_passes_per_step_must_be_a_positive_whole_number(passes):
     with pytest.raises(ValueError, match="backward_passes_per_step"):
-        GradientBook(passes)
+        GradientTracker(passes)

@@ -205,7 +205,7 @@ def test_sparse_gradients_that_cannot_be_are_refused_with_the_remedy():
         with pytest.raises(ValueError, match=text):
             model(indices(0)[1]).sum().backward()
             optimizer.step()
-        optimizer._hvd.book.reset()
+        optimizer._hvd.tracker.reset()
         hvd.barrier()
 
 

@@ -53,7 +53,7 @@ def run(world, steps, clear=None, **backward):
 
 def places(model, optimizer):
     """How many gradients lie in their places."""
-    found = optimizer._hvd.places._place
+    found = optimizer._hvd.memory._moved
     return sum(
         number in found and parameter.grad is not None and parameter.grad.data_ptr() == found[number]
         for number, parameter in enumerate(model.parameters())

@@ -29,7 +29,7 @@ def on_gpu(index):
     device = gpus.Pretended(index)
     with gpus.on_gpus(index), pytest.MonkeyPatch.context() as patch:
         for module in (send_recv, submission, tensors):
-            patch.setattr(module, "place_of", lambda given: device if given else None)
+            patch.setattr(module, "gpu_of", lambda given: device if given else None)
         patch.setattr(group.HvdProcessGroup, "_again", lambda *_: None)
         yield device
 

@@ -28,7 +28,7 @@ from ...ops import Average, Sum, Terms
 from ...ops.arguments import NoneCompressor, compress, reduction
 from ...ops.tensors import group_of
 from ...process_sets.process_set import ProcessSet, global_process_set
-from ..errors import tensor_given, translated
+from ..errors import tensor_from, translated
 from .gradients import differentiable
 from .kernels import beside, library
 from .rooted import gather, recv, reduce, scatter, send
@@ -132,7 +132,7 @@ def allreduce(
         terms = reduction(average, op, prescale_factor, postscale_factor, process_set, seconds)
         if isinstance(tensor, tf.IndexedSlices):
             return _sparse_allreduce(tensor, name, terms, compression)
-    small, ctx = compress(compression, tensor_given("allreduce", name, tensor))
+    small, ctx = compress(compression, tensor_from("allreduce", name, tensor))
     return finished(
         lambda outcome: compression.decompress(outcome.results[0], ctx),
         differentiable, "allreduce", [small], [name], terms,
@@ -187,7 +187,7 @@ def grouped_allreduce(
         with translated("grouped_allreduce", called):
             results[i] = _sparse_allreduce(members[i], called, terms, compression)
     if dense:
-        small = [compress(compression, tensor_given("grouped_allreduce", name, members[i])) for i in dense]
+        small = [compress(compression, tensor_from("grouped_allreduce", name, members[i])) for i in dense]
 
         def finish(outcome: Any) -> list[Any]:
             for i, result, (_, ctx) in zip(dense, outcome.results, small):
@@ -377,7 +377,7 @@ def reducescatter(
     seconds = seconds_of("reducescatter", name, timeout)
     with translated("reducescatter", name):
         terms = reduction(None, op, prescale_factor, postscale_factor, process_set, seconds)
-    small, ctx = compress(compression, tensor_given("reducescatter", name, tensor))
+    small, ctx = compress(compression, tensor_from("reducescatter", name, tensor))
     return finished(
         lambda outcome: compression.decompress(outcome.results[0], ctx),
         differentiable, "reducescatter", [small], [name], terms,
@@ -420,7 +420,7 @@ def grouped_reducescatter(
         return []
     with translated("grouped_reducescatter", name):
         terms = reduction(None, op, prescale_factor, postscale_factor, process_set, seconds)
-    small = [compress(compression, tensor_given("grouped_reducescatter", name, member)) for member in members]
+    small = [compress(compression, tensor_from("grouped_reducescatter", name, member)) for member in members]
     return finished(
         lambda outcome: [compression.decompress(result, ctx) for result, (_, ctx) in zip(outcome.results, small)],
         differentiable, "reducescatter", [each for each, _ in small], [name], terms, grouped=True,

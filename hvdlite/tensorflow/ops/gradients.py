@@ -19,7 +19,7 @@ import tensorflow as tf
 from ... import _core
 from ...errors import HvdTimeoutError
 from ...ops import Average, Sum, Terms
-from ..errors import tensor_given
+from ..errors import tensor_from
 from .run import Outcome, run
 from .timeouts import Late
 
@@ -34,10 +34,10 @@ class Past(NamedTuple):
     rows: list[Any]
     inputs: list[tf.Tensor]
 
-    def again(self, kind: str, tensors: Sequence[Any], **said: Any) -> list[Any]:
+    def again(self, kind: str, tensors: Sequence[Any], **more: Any) -> list[Any]:
         """A collective of gradients, in the same process set."""
         names = [None if name is None else f"{name}.backward" for name in self.names]
-        terms = Terms(self.terms.process_set, **said)
+        terms = Terms(self.terms.process_set, **more)
         return differentiable(kind, tensors, names, terms, self.grouped and kind != "alltoall").results
 
 
@@ -45,9 +45,9 @@ def differentiable(
     kind: str, tensors: Sequence[Any], names: Sequence[str | None], terms: Terms, grouped: bool = False
 ) -> Outcome:
     """`run`, whose results have a gradient."""
-    given = [tensor_given(kind, names[0], tensor) for tensor in tensors]
-    if not any(tensor.dtype.is_floating for tensor in given):
-        return run(kind, given, names, terms, grouped)
+    converted = [tensor_from(kind, names[0], tensor) for tensor in tensors]
+    if not any(tensor.dtype.is_floating for tensor in converted):
+        return run(kind, converted, names, terms, grouped)
 
     def tied(arrive: Callable[[Sequence[tf.Tensor]], Outcome]) -> Outcome:
         rows: list[Any] = []
@@ -63,7 +63,7 @@ def differentiable(
 
             return outcome.results, backward
 
-        return Outcome(list(call(*given)), rows)
+        return Outcome(list(call(*converted)), rows)
 
     try:
         return tied(lambda inputs: run(kind, inputs, names, terms, grouped))
@@ -85,10 +85,10 @@ def _allreduce(past: Past, gradients: list[tf.Tensor]) -> list[tf.Tensor]:
 
 def _allgather(past: Past, gradients: list[tf.Tensor]) -> list[tf.Tensor]:
     totals = past.again("allreduce", gradients, op=Average)
-    place, own = past.terms.process_set.rank(), []
+    position, own = past.terms.process_set.rank(), []
     for total, rows in zip(totals, past.rows):
-        start = tf.reduce_sum(tf.cast(rows[:place], tf.int64)) if place else tf.constant(0, tf.int64)
-        own.append(total[start : start + tf.cast(rows[place], tf.int64)])
+        start = tf.reduce_sum(tf.cast(rows[:position], tf.int64)) if position else tf.constant(0, tf.int64)
+        own.append(total[start : start + tf.cast(rows[position], tf.int64)])
     return own
 
 

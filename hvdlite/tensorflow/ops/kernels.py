@@ -55,7 +55,7 @@ def beside(handle: tf.Tensor) -> Any:
 
 @functools.cache
 def library() -> Library:
-    """The library, opened when first asked for. ImportError if it is not there or does not fit this TensorFlow."""
+    """The library, opened at the first call. ImportError if it is not there or does not fit this TensorFlow."""
     found = sorted(_PACKAGE.glob("_kernels*.so"))
     if not found:
         raise ImportError(
@@ -80,11 +80,11 @@ def library() -> Library:
     native.hvd_tf_bound.restype = None
     _core.follow(native.hvd_tf_bound)
     opened = Library(ops, native)
-    say_how_it_waits(opened)
+    log_how_it_waits(opened)
     return opened
 
 
-def say_how_it_waits(opened: Library) -> None:
+def log_how_it_waits(opened: Library) -> None:
     """One line of the log."""
     log = logging.getLogger("hvdlite")
     if opened.asynchronous:

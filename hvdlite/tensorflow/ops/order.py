@@ -76,11 +76,11 @@ def branch(pred: Any, then: Callable[[], Any], otherwise: Callable[[], Any], loo
     return made
 
 
-def started(**said: Any) -> tf.Tensor:
+def started(**attributes: Any) -> tf.Tensor:
     """The handle of a collective that starts, after the branches before it; later branches come after it."""
     past = _past()
     with tf.control_dependencies([] if past is None else past["branches"]):
-        handle: tf.Tensor = library().ops.hvd_start(**said)
+        handle: tf.Tensor = library().ops.hvd_start(**attributes)
     handle.set_shape([2])
     if past is not None:
         past["starts"] = [handle.op]

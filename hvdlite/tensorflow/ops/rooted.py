@@ -23,7 +23,7 @@ from ...ops import Terms
 from ...ops.arguments import reduction
 from ...process_sets.process_set import ProcessSet, global_process_set, rank_in
 from ..adapter import tensor_of
-from ..errors import tensor_given, translated
+from ..errors import tensor_from, translated
 from .gradients import differentiable
 from .kernels import library
 from .run import between, eager
@@ -191,12 +191,12 @@ def send(
     """
     seconds = seconds_of("send", name, timeout)
     with translated("send", name):
-        given = tensor_given("send", name, tensor)
+        value = tensor_from("send", name, tensor)
         if tf.executing_eagerly():
-            handle = eager._between(given, name, process_set, dst, True, True)
+            handle = eager._between(value, name, process_set, dst, True, True)
             wait(handle, seconds, Late(handle, ("send", name), lambda: None))
             return
-        sent = between(given, name, process_set, *_pair(_core.rank(), dst))
+        sent = between(value, name, process_set, *_pair(_core.rank(), dst))
         with tf.control_dependencies([sent]):
             library().ops.hvd_ask(what=0)  # stateful: the graph is not over before it, nor before what it comes after
 
@@ -231,10 +231,10 @@ def recv(
     """
     seconds = seconds_of("recv", name, timeout)
     with translated("recv", name):
-        given = tensor_given("recv", name, tensor)
+        value = tensor_from("recv", name, tensor)
         if not tf.executing_eagerly():
-            return between(given, name, process_set, *_pair(src, _core.rank()))
-        like = eager.adapter.accept(given)
+            return between(value, name, process_set, *_pair(src, _core.rank()))
+        like = eager.adapter.accept(value)
         handle = eager._between(eager.adapter.like(like, like.shape), name, process_set, src, False, True)
         late = Late(handle, ("recv", name), lambda: tensor_of(handle.wait()))
         wait(handle, seconds, late)
@@ -257,7 +257,7 @@ def _named(kind: str, name: str | None) -> str | None:
 
 def _rows(kind: str, tensor: Any, name: str | None) -> tf.Tensor:
     with translated(kind, name):
-        mine = tensor_given(kind, name, tensor)
+        mine = tensor_from(kind, name, tensor)
         if mine.shape.rank == 0:
             raise HvdArgumentError(
                 f"{kind} needs a tensor of at least one dimension: reshape a scalar to (1,) [HVD210]"

@@ -148,7 +148,7 @@ def _in_graph(
     else:
         keys = [full_name(f"{kind}.", name or _traced(among)) or "" for name in names]
     root = rank_in(terms.process_set, terms.root_rank) if kind == "broadcast" else 0
-    said = {
+    attributes = {
         "kind": _KINDS[kind], "op": terms.op if "reduce" in kind else 0, "root": root, "process_set": number,
         "prescale": bits(terms.prescale), "postscale": bits(terms.postscale), "group": group,
         "members": count if grouped else 0, "place": rank_in(terms.process_set, _core.rank()), "places": size,
@@ -157,7 +157,7 @@ def _in_graph(
     opened = library()
     ops = opened.ops
     splits = _splits_of(terms.splits, size)
-    handles = [started(x=tensor, splits=splits, key=key, **said) for tensor, key in zip(tensors, keys)]
+    handles = [started(x=tensor, splits=splits, key=key, **attributes) for tensor, key in zip(tensors, keys)]
     # A group is started whole, also if a session wants one result only; an op with a waiting thread starts all first.
     before = handles if count > 1 and (grouped or not opened.asynchronous) else []
     outcome = Outcome([], [])

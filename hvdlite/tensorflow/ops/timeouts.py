@@ -6,7 +6,7 @@ that is done to them after the collective. They have gradients where the tape re
 A caller that drops the handle gets no result; memory and name are in use until the collective has ended on all ranks.
 
 A graph has no such calls. Which of its collectives have begun when one of them is given up is for TensorFlow to choose,
-on this rank differently than on others, so the next run would meet the last one's tensors under the same names, and add
+on this rank differently than on others, so the next run would find the last one's tensors under the same names, and add
 up what does not belong together. There the limit of the whole job holds, which no run comes after.
 """
 

@@ -1,4 +1,4 @@
-"""Who am I, and how many are we, asked when a graph runs: after another init() the same graph has other answers.
+"""Rank, size and the like, read when a graph runs: after another init() the same graph has other answers.
 
 What is about the whole job is a node of ours. Process sets are known to Python alone, so about them TensorFlow calls
 Python; a set that does not exist when the graph runs is a tf.errors.InvalidArgumentError, and without init() every
@@ -19,17 +19,17 @@ from .run import refuse_xla
 _as_it_is = tf.autograph.experimental.do_not_convert
 
 
-def _asked(what: int, name: str | None) -> tf.Tensor:
+def _query(what: int, name: str | None) -> tf.Tensor:
     if not tf.executing_eagerly():
         refuse_xla("hvd.rank_op, size_op and the like", "or take the numbers: hvd.rank(), hvd.size()")
     return tf.ensure_shape(library().ops.hvd_ask(what=what, name=name), [])
 
 
-def _asked_of_set(process_set_id: int, question: Callable[[ProcessSet], int], name: str | None) -> tf.Tensor:
+def _query_set(process_set_id: int, question: Callable[[ProcessSet], int], name: str | None) -> tf.Tensor:
     def answer(_: np.ndarray) -> np.int32:
         return np.int32(question(process_set_by_id(process_set_id)))
 
-    return tf.ensure_shape(tf.numpy_function(answer, [_asked(0, None)], tf.int32, name=name), [])
+    return tf.ensure_shape(tf.numpy_function(answer, [_query(0, None)], tf.int32, name=name), [])
 
 
 @_as_it_is
@@ -55,7 +55,7 @@ def rank_op(name: str | None = None) -> tf.Tensor:
         0  # rank 0
         1  # rank 1
     """
-    return _asked(0, name)
+    return _query(0, name)
 
 
 @_as_it_is
@@ -80,8 +80,8 @@ def size_op(process_set_id: int = 0, name: str | None = None) -> tf.Tensor:
         2
     """
     if process_set_id == 0:
-        return _asked(1, name)
-    return _asked_of_set(process_set_id, lambda asked: asked.size(), name)
+        return _query(1, name)
+    return _query_set(process_set_id, lambda process_set: process_set.size(), name)
 
 
 @_as_it_is
@@ -103,7 +103,7 @@ def local_rank_op(name: str | None = None) -> tf.Tensor:
         >>> int(hvd.local_rank_op()) == hvd.local_rank()
         True
     """
-    return _asked(2, name)
+    return _query(2, name)
 
 
 @_as_it_is
@@ -125,7 +125,7 @@ def local_size_op(name: str | None = None) -> tf.Tensor:
         >>> int(hvd.local_size_op()) == hvd.local_size()
         True
     """
-    return _asked(3, name)
+    return _query(3, name)
 
 
 @_as_it_is
@@ -149,4 +149,4 @@ def process_set_included_op(process_set_id: int = 0, name: str | None = None) ->
         >>> int(hvd.process_set_included_op(hvd.global_process_set.process_set_id))
         1
     """
-    return _asked_of_set(process_set_id, lambda asked: asked.included(), name)
+    return _query_set(process_set_id, lambda process_set: process_set.included(), name)

@@ -15,9 +15,9 @@ from torch._C._distributed_c10d import Work
 
 from ... import _core
 from ..adapter import DTYPES
-from .reductions import landing
+from .reductions import copies_back
 from .submission import Submission
-from .tensors import Part, fill, fresh, joined, land, moved, read
+from .tensors import Part, copy_back, fill, fresh, joined, moved, read
 
 _Finish = Callable[[list[_core.Pending]], Any]
 
@@ -30,11 +30,11 @@ class Moves(Submission):
         tensors = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
         root = self._root(opts)
         sources = [read(each) for each in tensors]
-        given = [each if each.dtype in DTYPES else moved(each) for each in sources]
+        inputs = [each if each.dtype in DTYPES else moved(each) for each in sources]
         return self._go(
-            _core.BROADCAST, "broadcast", [Part(each, each, each.shape) for each in given],
-            tensors, None if self._me == root else landing(sources, tensors),
-            opts, root=self._place[root],
+            _core.BROADCAST, "broadcast", [Part(each, each, each.shape) for each in inputs],
+            tensors, None if self._me == root else copies_back(sources, tensors),
+            opts, root=self._set_ranks[root],
         )  # fmt: skip
 
     # -- everyone gets the same
@@ -46,7 +46,7 @@ class Moves(Submission):
 
         def finish(pendings: list[_core.Pending]) -> None:
             for parts, pending in zip(targets, pendings):
-                fill(parts, self._place, pending)
+                fill(parts, self._set_ranks, pending)
 
         results = [each for parts in targets for each in parts]
         return self._go(
@@ -86,8 +86,8 @@ class Moves(Submission):
         def finish(pendings: list[_core.Pending]) -> None:
             for out, target, each, pending in zip(outputs, targets, inputs, pendings):
                 pieces = target.view(-1).split(each.numel()) if each.numel() else [target] * self._count
-                fill(pieces, self._place, pending, target if self._ascending else None)
-                land(target, out)
+                fill(pieces, self._set_ranks, pending, target if self._ascending else None)
+                copy_back(target, out)
 
         return self._go(_core.ALLGATHER, "all_gather", parts, list(outputs), finish, opts)
 
@@ -105,7 +105,7 @@ class Moves(Submission):
         comes."""
         target, room = None, 0
         if not self._ascending:
-            parts, order = list(source.split(list(splits))), sorted(range(self._count), key=self._place.__getitem__)
+            parts, order = list(source.split(list(splits))), sorted(range(self._count), key=self._set_ranks.__getitem__)
             source, splits = torch.cat([parts[each] for each in order]), [splits[each] for each in order]
         elif output is not None:
             target, room = output, output.numel() * output.element_size()
@@ -118,17 +118,17 @@ class Moves(Submission):
         self, output: torch.Tensor, input: torch.Tensor, output_splits: Any, input_splits: Any, opts: Any = None
     ) -> Work:
         """The output becomes what the ranks gave for this one. Splits: rows; none: equal parts."""
-        given, taken = _rows(input, input_splits, self._count), _rows(output, output_splits, self._count)
+        parts, taken = _rows(input, input_splits, self._count), _rows(output, output_splits, self._count)
         source = moved(input)
-        row = source.numel() // max(sum(given), 1)
+        row = source.numel() // max(sum(parts), 1)
         target = fresh(output)
         pieces = target.split(taken) if target.dim() else [target]
 
         def finish(pendings: list[_core.Pending]) -> None:
-            fill(pieces, self._place, pendings[0], target if self._ascending else None)
-            land(target, output)
+            fill(pieces, self._set_ranks, pendings[0], target if self._ascending else None)
+            copy_back(target, output)
 
-        splits = [each * row for each in given]
+        splits = [each * row for each in parts]
         return self._exchange("all_to_all", source, splits, finish, [output], opts, 0, target)
 
     def alltoall(self, outputs: Any, inputs: Any, opts: Any = None) -> Work:
@@ -137,7 +137,7 @@ class Moves(Submission):
             raise ValueError(f"all_to_all needs {self._count} inputs and outputs, one for each rank [HVD201]")
         splits = [moved(each).numel() for each in inputs]
         return self._exchange(
-            "all_to_all", joined(inputs), splits, lambda pendings: fill(outputs, self._place, pendings[0]),
+            "all_to_all", joined(inputs), splits, lambda pendings: fill(outputs, self._set_ranks, pendings[0]),
             list(outputs), opts,
         )  # fmt: skip
 
@@ -151,8 +151,8 @@ class Moves(Submission):
         splits = [source.numel() if each == root else 0 for each in range(self._count)]
         parts = outputs[0] if self._me == root else []
         return self._exchange(
-            "gather", source, splits, lambda pendings: fill(parts, self._place, pendings[0]), [*parts], opts,
-            self._place[root],
+            "gather", source, splits, lambda pendings: fill(parts, self._set_ranks, pendings[0]), [*parts], opts,
+            self._set_ranks[root],
         )  # fmt: skip
 
     def scatter(self, outputs: Any, inputs: Any, opts: Any, timeout: Any = None) -> Work:
@@ -160,16 +160,16 @@ class Moves(Submission):
         if isinstance(outputs, torch.Tensor):
             outputs, inputs = [outputs], [inputs]
         (output,), root = outputs, self._root(opts)
-        given = inputs[0] if self._me == root else []
-        if self._me == root and len(given) != self._count:
+        parts = inputs[0] if self._me == root else []
+        if self._me == root and len(parts) != self._count:
             raise ValueError(f"scatter needs a list of {self._count} tensors on the root [HVD201]")
-        source = joined(given) if given else moved(output)[:0]
-        splits = [moved(each).numel() for each in given] or [0] * self._count
+        source = joined(parts) if parts else moved(output)[:0]
+        splits = [moved(each).numel() for each in parts] or [0] * self._count
 
         def finish(pendings: list[_core.Pending]) -> None:
-            fill([output], [self._place[root]], pendings[0])
+            fill([output], [self._set_ranks[root]], pendings[0])
 
-        return self._exchange("scatter", source, splits, finish, [output], opts, self._place[root])
+        return self._exchange("scatter", source, splits, finish, [output], opts, self._set_ranks[root])
 
     # by the names of torch before 2.13
     _allgather_base = all_gather_single
@@ -182,8 +182,8 @@ def _rows(tensor: torch.Tensor, splits: Any, count: int) -> list[int]:
     rows = tensor.shape[0] if tensor.dim() else 1
     found = list(splits) if splits else [rows // count] * count
     if sum(found) != rows or len(found) != count:
-        said = f"splits {found}" if splits else f"no splits, and {count} ranks"
+        actual = f"splits {found}" if splits else f"no splits, and {count} ranks"
         raise ValueError(
-            f"all_to_all_single: a tensor of {list(tensor.shape)}, {said}: the sizes do not add up [HVD201]"
+            f"all_to_all_single: a tensor of {list(tensor.shape)}, {actual}: the sizes do not add up [HVD201]"
         )
     return found

@@ -39,9 +39,9 @@ def serve(kind: type[Any]) -> None:
 def _kernel(kind: type[Any], own: Any, name: str, device: str) -> Any:
     theirs = torch.library.get_kernel(name, device)
 
-    def kernel(keys: Any, *given: Any, **more: Any) -> Any:
-        label: Any = next(each for each in reversed(given) if isinstance(each, str))
+    def kernel(keys: Any, *args: Any, **more: Any) -> Any:
+        label: Any = next(each for each in reversed(args) if isinstance(each, str))
         group = _resolve_process_group(label)
-        return own(group, *given, **more) if isinstance(group, kind) else theirs.call_boxed(keys, *given, **more)
+        return own(group, *args, **more) if isinstance(group, kind) else theirs.call_boxed(keys, *args, **more)
 
     return kernel

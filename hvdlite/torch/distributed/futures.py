@@ -5,7 +5,7 @@ one in which DDP waits for them: so no thread waits, and spins, while backward c
 backward() as the exception that it is. All others, on a thread, as well as those that a hook itself waits for (after
 PATIENCE_S): a static graph's first iteration starts its buckets among the callbacks.
 
-Those of one group complete in the order in which they were asked for, which is the same on all ranks; one of a send or
+Those of one group complete in the order of the calls that made them, which is the same on all ranks; one of a send or
 a receive holds up no other. What runs in callbacks may start collectives, as PowerSGD's do, while the main thread
 starts others: those have names of their own, since the order of two threads is not known (`inside` distinguishes them).
 """

@@ -22,7 +22,7 @@ from ...ops import Average, Max, Min, Product, Sum
 from ..adapter import DTYPES
 from . import futures
 from .submission import Submission
-from .tensors import Part, fetch, fill, joined, land, moved, read
+from .tensors import Part, copy_back, fetch, fill, joined, moved, read
 from .work import DONE, named, profiled
 
 _Op = dist.ReduceOp
@@ -38,10 +38,10 @@ class Reductions(Submission):
 
     def _reduction(self, opts: Any) -> tuple[int, dict[str, Any]]:
         """The number of torch's operation, and what the core is to do for it."""
-        asked: Any = opts if isinstance(opts, (_Op, _Op.RedOpType)) else getattr(opts, "reduceOp", _Op.SUM)
-        number = hash(asked)
+        operator: Any = opts if isinstance(opts, (_Op, _Op.RedOpType)) else getattr(opts, "reduceOp", _Op.SUM)
+        number = hash(operator)
         if number == _PREMUL:
-            return number, {"op": Sum, "prescale": asked.__getstate__()[1]}  # torch 2.2 has no asked.factor
+            return number, {"op": Sum, "prescale": operator.__getstate__()[1]}  # torch 2.2 has no asked.factor
         return number, {"op": _OPS.get(number, Sum)}
 
     def _sources(self, tensors: Sequence[torch.Tensor], terms: dict[str, Any]) -> list[torch.Tensor]:
@@ -63,7 +63,7 @@ class Reductions(Submission):
             try:
                 request.run(address, address, tensor.untyped_storage(), self._limit)
             except Exception as error:
-                named(error, self._said("all_reduce"))
+                named(error, self._text("all_reduce"))
                 raise
             return DONE
         tensors = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
@@ -80,7 +80,7 @@ class Reductions(Submission):
         if number in _BITS:
             return self._bitwise(what, tensors, _BITS[number], opts, results, then)
         sources = self._sources(tensors, terms)
-        back = landing(sources, tensors)
+        back = copies_back(sources, tensors)
 
         def finish(pendings: list[_core.Pending]) -> None:
             if back is not None:
@@ -94,7 +94,7 @@ class Reductions(Submission):
     allreduce_coalesced = allreduce
 
     def _again(self, tensors: Any, opts: Any) -> Any:
-        """The short way of one plain tensor that is waited for at once, the request; None: the long way."""
+        """The fast path of one plain tensor that is waited for at once: its request. None: no fast path."""
         if not self._unnamed or getattr(opts, "asyncOp", True) or len(tensors) != 1:
             return None
         tensor, number = tensors[0], hash(opts.reduceOp)
@@ -121,7 +121,7 @@ class Reductions(Submission):
         def finish(pendings: list[_core.Pending]) -> None:
             for target, parts, pending in zip(tensors, everyone, pendings):
                 fill(parts, range(self._count), pending)
-                land(functools.reduce(combine, parts), target)
+                copy_back(functools.reduce(combine, parts), target)
             if then is not None:
                 then()
 
@@ -153,15 +153,15 @@ class Reductions(Submission):
 
     def reduce(self, tensors: Any, opts: Any, op: Any = None, timeout: Any = None) -> Work:
         """The root's tensor becomes the reduction; the others' stay as they are."""
-        tensors, given = [tensors] if isinstance(tensors, torch.Tensor) else tensors, self._root(opts)
+        tensors, root_rank = [tensors] if isinstance(tensors, torch.Tensor) else tensors, self._root(opts)
         opts = opts if op is None else op
         number, terms = self._reduction(opts)
         if number in _BITS:
-            kept = [each if self._me == given else each.clone() for each in tensors]
+            kept = [each if self._me == root_rank else each.clone() for each in tensors]
             return self._everywhere("reduce", kept, opts, list(tensors))
         (source,), (tensor,) = self._sources(tensors, terms), tensors
-        root = self._place[given]
-        if self._me != given:
+        root = self._set_ranks[root_rank]
+        if self._me != root_rank:
             return self._go(
                 _core.REDUCE, "reduce", [Part(source, None, source.shape)], [tensor], None, opts, root=root,
                 **terms,
@@ -169,7 +169,7 @@ class Reductions(Submission):
         target = torch.empty_like(source)
         return self._go(
             _core.REDUCE, "reduce", [Part(source, target, source.shape)], [tensor],
-            lambda _: land(target, tensor), opts, root=root, **terms,
+            lambda _: copy_back(target, tensor), opts, root=root, **terms,
         )  # fmt: skip
 
     def reduce_scatter_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Work:
@@ -185,12 +185,12 @@ class Reductions(Submission):
             whole = [each.detach().clone().reshape(self._count, -1) for each in inputs]
             return self._parts_of(whole, outputs, opts)
         if not self._ascending:  # the parts in the order of the set
-            order = sorted(range(self._count), key=self._place.__getitem__)
+            order = sorted(range(self._count), key=self._set_ranks.__getitem__)
             inputs = [each.detach().reshape(self._count, -1)[order] for each in inputs]
         sources, targets = self._sources(inputs, terms), [read(out) for out in outputs]
         parts = [Part(source, target, (self._count, target.numel())) for source, target in zip(sources, targets)]
         return self._go(
-            _core.REDUCESCATTER, "reduce_scatter", parts, list(outputs), landing(targets, outputs), opts, **terms
+            _core.REDUCESCATTER, "reduce_scatter", parts, list(outputs), copies_back(targets, outputs), opts, **terms
         )
 
     def _parts_of(self, whole: Sequence[Sequence[torch.Tensor]], outputs: Sequence[torch.Tensor], opts: Any) -> Work:
@@ -198,7 +198,7 @@ class Reductions(Submission):
 
         def take() -> None:
             for out, parts in zip(outputs, whole):
-                land(parts[self._me], out)
+                copy_back(parts[self._me], out)
 
         flat = [each for parts in whole for each in ([parts] if isinstance(parts, torch.Tensor) else parts)]
         return self._everywhere("reduce_scatter", flat, opts, list(outputs), take)
@@ -226,7 +226,7 @@ class Reductions(Submission):
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
 
-def landing(
+def copies_back(
     sources: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]
 ) -> Callable[[list[_core.Pending]], Any] | None:
     """What brings results from copies to the caller's tensors; None where they are no copies."""
@@ -234,6 +234,6 @@ def landing(
 
     def finish(_: list[_core.Pending]) -> None:
         for source, target in pairs:
-            land(source, target)
+            copy_back(source, target)
 
     return finish if pairs else None

@@ -121,7 +121,7 @@ class Exchange:
             pause = min(2 * pause, 0.01)
 
 
-class StoreMeeting:
+class StoreRendezvous:
     """The rendezvous (`store_client.Rendezvous`) over a store of torch's."""
 
     failed = False
@@ -178,7 +178,7 @@ class WorldGroup:
         self._begun = False  # here, and not by the script
         self._worlds = 0  # default groups of this job
         self._sets: dict[Sequence[int], process_set.ProcessSet] = {}
-        self._groups: dict[Sequence[int], int] = {}  # how many have been given each set
+        self._groups: dict[Sequence[int], int] = {}  # how many were made for each set
 
     def enter(self, store: Store, rank: int, size: int) -> None:
         """Becomes a rank, or finds that this process is one. Raises ValueError where it is another one."""
@@ -189,10 +189,10 @@ class WorldGroup:
                 init.init()
             else:
                 own = PrefixStore("hvdlite", store)
-                place = Place(rank, size, None, None, None, None, BY_HAND)
+                position = Place(rank, size, None, None, None, None, BY_HAND)
                 address = environ.get("MASTER_ADDR"), environ.get("MASTER_PORT", "")
                 rendezvous = (address[0], int(address[1])) if address[0] and address[1].isdecimal() else None
-                init.init(Met(place, StoreMeeting(own, rank, size) if size > 1 else None, rendezvous))
+                init.init(Met(position, StoreRendezvous(own, rank, size) if size > 1 else None, rendezvous))
             self._begun = True
         self._worlds += 1
         if (_core.rank(), _core.size()) != (rank, size):
@@ -202,17 +202,17 @@ class WorldGroup:
             )
 
     def set_of(self, ranks: Sequence[int], store: Store) -> tuple[Any, bool]:
-        """The process set of these ranks, and whether no group before has it. All members call it, and hear of each
-        other whether they make the same group: HvdMismatchError."""
+        """The process set of these ranks, and whether no group before has it. All members call it.
+        HvdMismatchError where they make different groups."""
         number = _core.keep("")  # which touches no file
         prefix = f"hvdlite/{number['job']}/{number['epoch']}/{self._worlds}"
         exchange = Exchange(PrefixStore(prefix, store), _core.rank(), sorted(ranks))
         word = json.dumps(list(ranks)).encode()
-        for said in exchange(word):
-            if said != word:
+        for received in exchange(word):
+            if received != word:
                 raise HvdMismatchError(
                     f"rank {_core.rank()} makes a process group of the ranks {list(ranks)}, and another rank makes "
-                    f"one of {said[:99].decode('utf-8', 'replace')}: make groups in the same order on all ranks "
+                    f"one of {received[:99].decode('utf-8', 'replace')}: make groups in the same order on all ranks "
                     "[HVD303]"
                 )
         key = tuple(sorted(ranks))

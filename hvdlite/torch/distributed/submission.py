@@ -19,7 +19,7 @@ from torch._C._distributed_c10d import Store, Work, _create_work_from_future  # 
 from ... import _core
 from ...process_sets.process_set import ProcessSet, number_of
 from . import bucket_memory, futures
-from .tensors import Part, device_terms, dtype_of, place_of
+from .tensors import Part, device_terms, dtype_of, gpu_of
 from .work import DONE, HOLDS, HvdWork, named, ranged
 
 _NAMES = 4096  # after which the names of a group come again: the core knows them then
@@ -28,7 +28,7 @@ _NO_TIME = timedelta(0)
 
 
 class Submission:
-    """The state of a group, and the way of all its calls."""
+    """The state of a group, and the path of all its calls."""
 
     def open(
         self, store: Store, rank: int, ranks: Sequence[int], timeout: timedelta, label: str, process_set: ProcessSet,
@@ -39,8 +39,8 @@ class Submission:
         self._label, self._desc, self._set, self._unnamed = label, "undefined", process_set, unnamed
         self._in = number_of(process_set)
         ordered = sorted(ranks)
-        self._place = [ordered.index(each) for each in ranks]  # in the set, of each rank of the group
-        self._ascending = self._place == list(range(self._count))
+        self._set_ranks = [ordered.index(each) for each in ranks]  # in the set, of each rank of the group
+        self._ascending = self._set_ranks == list(range(self._count))
         self._calls = self._asides = 0
         self._closed, self._line = False, futures.FutureQueue()
         self.set_timeout(timeout)
@@ -51,7 +51,7 @@ class Submission:
 
     _set_default_timeout = set_timeout
 
-    def _said(self, what: str) -> Callable[[], str]:
+    def _text(self, what: str) -> Callable[[], str]:
         number = self._calls
         return lambda: f"process group {self._label!r} ({self._desc}), {what}, call {number}"
 
@@ -78,8 +78,8 @@ class Submission:
         return root
 
     def _timeout(self, opts: Any) -> float | None:
-        asked = getattr(opts, "timeout", None)
-        return asked.total_seconds() if asked is not None and _NO_TIME < asked < _DEFAULT else self._limit
+        timeout = getattr(opts, "timeout", None)
+        return timeout.total_seconds() if timeout is not None and _NO_TIME < timeout < _DEFAULT else self._limit
 
     def _go(
         self, kind: int, what: str, parts: Sequence[Part], results: list[torch.Tensor],
@@ -97,7 +97,7 @@ class Submission:
         op = more.pop("op", 0)
         quiet = _core.QUIET if waits else _core.SOON
         try:
-            device = place_of([*results, *(part.source for part in parts)]) if kind != _core.BARRIER else None
+            device = gpu_of([*results, *(part.source for part in parts)]) if kind != _core.BARRIER else None
             if len(parts) == 1 and device is None:
                 source, target, shape, room = parts[0]
                 request = _core.request(
@@ -111,9 +111,9 @@ class Submission:
             else:
                 pending = self._several(kind, op, name, parts, results, quiet, device is not None, more)
         except Exception as error:
-            named(error, self._said(what))
+            named(error, self._text(what))
             raise
-        work = HvdWork(pending, results, limit, self._said(what), finish, device, self._line)
+        work = HvdWork(pending, results, limit, self._text(what), finish, device, self._line)
         if waits:
             work.wait()
             return DONE
@@ -130,22 +130,22 @@ class Submission:
         if len(parts) > 1:
             more |= {"group": _core.group_number(name, self._in), "group_count": len(parts)}
             names = [None if name is None else f"{name}.{i}" for i in range(len(parts))]
-        given = []
+        requests = []
         for each, (source, target, shape, room) in zip(names, parts):
             start, into = _addresses(kind, source, target)
             keep = (source.untyped_storage(), target, results)
-            place = device_terms(source) if on_device else {}
-            given.append(
-                _core.given(
+            terms = device_terms(source) if on_device else {}
+            requests.append(
+                _core.submission(
                     kind, op, dtype_of(source), each, tuple(shape), start, into, keep, process_set=self._in,
-                    output_bytes=room, **more, **place,
+                    output_bytes=room, **more, **terms,
                 )
             )  # fmt: skip
-        return _core.submit_group(given, quiet)
+        return _core.submit_group(requests, quiet)
 
 
 def _addresses(kind: int, source: torch.Tensor, target: torch.Tensor | None) -> tuple[int, int]:
     """Where the core reads, and where it writes. A bucket of DDP's may be known to it by an address of its own."""
     if kind == _core.ALLREDUCE and futures.in_backward():
-        return (place := bucket_memory.address_of(source)), place
+        return (address := bucket_memory.address_of(source)), address
     return source.data_ptr(), 0 if target is None else target.data_ptr()

@@ -1,7 +1,8 @@
 """Tensors of torch.distributed as memory for the core, and results as tensors.
 
 The core takes contiguous memory of its own dtypes. What is only moved goes as bytes where it has no such dtype; complex
-numbers are reduced as pairs of real ones; a tensor that is not contiguous goes as a copy, which `land` brings back.
+numbers are reduced as pairs of real ones; a tensor that is not contiguous goes as a copy, which `copy_back` copies
+back.
 
 All tensors of a call lie in the CPU's memory or on one GPU. There `fetch` brings a ragged result, and all copies are
 put on the current stream, behind the collective.
@@ -35,7 +36,7 @@ class Part(NamedTuple):
     room: int = 0
 
 
-def place_of(tensors: Sequence[torch.Tensor]) -> CudaDevice | None:
+def gpu_of(tensors: Sequence[torch.Tensor]) -> CudaDevice | None:
     """The GPU on which all of these lie; None: they lie in the CPU's memory. Raises ValueError where some lie
     elsewhere: the core would take the address of one for that of the other."""
     for each in tensors:
@@ -78,8 +79,8 @@ def dtype_of(tensor: torch.Tensor) -> int:
     return found if found is not None else _ADAPTER.view(tensor).dtype  # which raises
 
 
-def land(source: torch.Tensor, target: torch.Tensor) -> None:
-    """What came to a copy goes to the caller's tensor."""
+def copy_back(source: torch.Tensor, target: torch.Tensor) -> None:
+    """Copies a result from a copy to the caller's tensor."""
     if source is target:
         return
     with torch.no_grad():
@@ -90,7 +91,7 @@ def land(source: torch.Tensor, target: torch.Tensor) -> None:
 
 
 def fresh(target: torch.Tensor) -> torch.Tensor:
-    """Where a result may come to: the tensor itself, or one for `land` where it is not contiguous."""
+    """Where a result may come to: the tensor itself, or one for `copy_back` where it is not contiguous."""
     if target.layout is not torch.strided:
         read(target)  # which raises
     if target.is_contiguous() and not target.is_neg() and not target.is_conj():
@@ -100,7 +101,7 @@ def fresh(target: torch.Tensor) -> torch.Tensor:
 
 def fetch(target: torch.Tensor, pending: _core.Pending) -> None:
     """What a ragged collective brought comes to a contiguous tensor that has room for just this."""
-    device = place_of([target])
+    device = gpu_of([target])
     if device is not None:
         device.fetch(pending.native, target.data_ptr(), pending.ready)
     else:
@@ -121,14 +122,14 @@ def fill(
     for rows in gathered.rows_of:
         starts.append((at, rows * row))
         at += rows * row
-    base, flat = byte_exchange.place_of(gathered.address), None
+    base, flat = byte_exchange.pointer_address(gathered.address), None
     if pending.ready is not None and targets:  # on a device
         if whole is None or whole.numel() * whole.element_size() != gathered.bytes:
             whole = torch.empty(gathered.bytes, dtype=torch.uint8, device=targets[0].device)
         fetch(whole, pending)
         base, flat = whole.data_ptr(), whole.view(-1).view(torch.uint8)
-    for target, place in zip(targets, order):
-        start, count = starts[place]
+    for target, position in zip(targets, order):
+        start, count = starts[position]
         room = target.numel() * target.element_size()
         if count != room:
             raise ValueError(
@@ -141,8 +142,8 @@ def fill(
         if flat is None:
             byte_exchange.move(into.data_ptr(), base + start, count)
         else:
-            land(flat[start : start + count], into)
-        land(into, target)
+            copy_back(flat[start : start + count], into)
+        copy_back(into, target)
 
 
 def joined(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -158,7 +159,7 @@ def joined(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
 
 class Pool:
     """Plane memory for FSDP2, which asks anew for each collective; the first touch of a shared page costs more than a
-    copy of it. So a block comes back when nobody holds it: the count of its storage tells."""
+    copy of it. So a block comes back when nobody holds it: the count of its storage shows it."""
 
     def __init__(self) -> None:
         self._blocks: dict[int, list[tuple[torch.Tensor, int]]] = {}  # with the count of an idle one

@@ -1,9 +1,9 @@
 """Work: a collective in flight and its future, as torch.distributed returns it.
 
-C++ asks a Work for wait and get_future only; the rest is for Python. Whoever polls reads the outputs without a wait, so
-is_completed lets the result land, too. What failed is raised by every wait, as the exception that it is. A future can
-hold no exception that C++ would understand, since what set_exception sets is a value there; but a callback that raises
-is an error for C++, too, so a future here is a `then` of one that never fails.
+C++ asks a Work for wait and get_future only; the rest is for Python. A caller that polls reads the outputs without a
+wait, so is_completed completes the result, too. What failed is raised by every wait, as the exception that it is. A
+future can hold no exception that C++ would understand, since what set_exception sets is a value there; but a callback
+that raises is an error for C++, too, so a future here is a `then` of one that never fails.
 
 On a GPU no thread waits for the result: each wait, also that of a future, makes its current stream wait. is_completed
 tells whether the device is done.
@@ -28,7 +28,7 @@ from ..device import CudaDevice
 from . import futures
 
 _UNTIMED = timedelta(0)
-# Before torch 2.7 C++ holds a Work without its Python object, and waits on the base class, for ever, when that is gone.
+# Before torch 2.7 C++ holds a Work without its Python object, and waits for ever on the base class, once that is freed.
 HOLDS = tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 7)
 _PLAIN: Any = contextlib.nullcontext()
 profiled = torch.autograd._profiler_enabled  # type: ignore[attr-defined]
@@ -42,16 +42,16 @@ def ranged(what: str) -> Any:
 
 
 class HvdWork(Work):
-    """A collective under way. results: what result() and the future give, and what the caller's memory is held by."""
+    """A collective in flight. results: what result() and the future give, and what the caller's memory is held by."""
 
     def __init__(
         self, pending: list[_core.Pending], results: list[torch.Tensor], limit: float | None,
-        said: Callable[[], str], finish: Callable[[list[_core.Pending]], Any] | None = None,
+        text: Callable[[], str], finish: Callable[[list[_core.Pending]], Any] | None = None,
         device: CudaDevice | None = None, line: futures.FutureQueue | None = None
     ) -> None:  # fmt: skip
         super().__init__()
         self._pending, self._finish, self._results, self._limit = pending, finish, results, limit
-        self._said = said  # for errors: which call of which group
+        self._text = text  # for errors: which call of which group
         self._device, self._line = device, line
         self._completed: torch.cuda.Event | None = None  # on a GPU: after the result
         self._turn = threading.Lock()  # threads wait one after the other
@@ -70,12 +70,12 @@ class HvdWork(Work):
             until = None if seconds is None else time.monotonic() + seconds
             if not self._turn.acquire(timeout=-1 if seconds is None else seconds):
                 raise HvdTimeoutError(
-                    f"{self._said()}: rank {_core.rank()} has waited its whole timeout of {seconds:g} s for another "
+                    f"{self._text()}: rank {_core.rank()} has waited its whole timeout of {seconds:g} s for another "
                     "thread that waits for the same Work [HVD502]"
                 )
             try:
                 with ranged("wait"):
-                    self._land(until, seconds)
+                    self._complete(until, seconds)
             finally:
                 self._turn.release()
         _held.discard(self)
@@ -85,14 +85,14 @@ class HvdWork(Work):
             self._device.behind(self._completed)
         return True
 
-    def _land(self, until: float | None, seconds: float | None) -> None:
-        """Waits, and lets the result land. Its outcome is kept, a limit of time that passes is raised."""
+    def _complete(self, until: float | None, seconds: float | None) -> None:
+        """Waits, and copies the result back. Its outcome is kept, a limit of time that passes is raised."""
         if self._ended:
             return
         if until is not None and seconds is not None:
             self._within(until, seconds)
         errors = [each.ended() for each in self._pending]
-        self._error = next((named(each, self._said) for each in errors if each is not None), None)
+        self._error = next((named(each, self._text) for each in errors if each is not None), None)
         if self._error is None:
             try:
                 if self._finish is not None:
@@ -100,7 +100,7 @@ class HvdWork(Work):
                 if self._device is not None:
                     self._completed = self._device.completed(self._pending[0].ready)
             except Exception as error:
-                self._error = named(error, self._said)
+                self._error = named(error, self._text)
         self._ended, self._finish = True, None
         over, self._pending = self._pending, []
         for each in over:
@@ -111,7 +111,7 @@ class HvdWork(Work):
             if not _core.within(each.native, max(until - time.monotonic(), 0.0)):
                 error = _core.too_late(each.native, each.request, seconds, AGAIN)
                 if error is not None:
-                    raise named(error, self._said)
+                    raise named(error, self._text)
 
     def _poll(self) -> bool:
         return all(each.done() for each in self._pending)
@@ -139,7 +139,7 @@ class HvdWork(Work):
         return self.is_completed() and self._error is None
 
     def exception(self) -> BaseException | None:
-        """Why it failed; None while it is under way, and when it has not failed."""
+        """Why it failed; None while it is in flight, and when it has not failed."""
         self.is_completed()
         return self._error
 
@@ -181,10 +181,10 @@ class HvdWork(Work):
 AGAIN = "wait() waits for it again"
 
 
-def named(error: BaseException, said: Callable[[], str]) -> BaseException:
+def named(error: BaseException, text: Callable[[], str]) -> BaseException:
     """The same error, whose text begins with the call of the group that it is about."""
     if error.args and isinstance(error.args[0], str) and not error.args[0].startswith("process group"):
-        error.args = (f"{said()}: {error.args[0]}", *error.args[1:])
+        error.args = (f"{text()}: {error.args[0]}", *error.args[1:])
     return error
 
 

@@ -1,7 +1,8 @@
 """Unfinished step at a commit: what belongs to it, and what is dropped when ranks return to it.
 
-A lost rank ends a step anywhere: gradients are half made, passes are counted, some are under way, a GradScaler has
-unscaled. On the way back all of it goes: each gradient is None, as in a process that begins at the commit.
+A lost rank ends a step anywhere: gradients are half made, passes are counted, some are in flight, a GradScaler has
+unscaled. When ranks return to a commit all of it goes: each gradient is None, as in a process that begins at the
+commit.
 
 But a commit may lie between the passes of one step. What has been added up by then is needed to complete that step, so
 the commit keeps it: gradients and counters of a distributed optimizer whose step is not taken yet. Where it has taken
@@ -25,7 +26,7 @@ _Kept = dict[str, dict[int, Any]]
 
 
 def _of(parts: Sequence[Any]) -> tuple[list[torch.Tensor], list[Exchange]]:
-    """Parameters of models, then of optimizers, each once; and who reduces their gradients. In one order everywhere."""
+    """Parameters of models, then of optimizers, each once; what reduces their gradients. In one order everywhere."""
     found: dict[int, torch.Tensor] = {}
     for each in sorted(parts, key=lambda part: not isinstance(part, torch.nn.Module)):
         its: Iterable[torch.Tensor] = ()
@@ -39,22 +40,22 @@ def _of(parts: Sequence[Any]) -> tuple[list[torch.Tensor], list[Exchange]]:
 
 
 def kept(parts: Sequence[Any]) -> _Kept | None:
-    """Of these models and optimizers what the commit needs to complete a step. None: nothing. Gradients that are under
-    way are waited for."""
+    """Of these models and optimizers what the commit needs to complete a step. None: nothing. Gradients in flight
+    are waited for."""
     parameters, owners = _of(parts)
-    places, gradients = {}, {}
+    positions, gradients = {}, {}
     for number, owner in enumerate(owners):
-        if owner.book.under_way() and owner.failed is None:
+        if owner.tracker.in_flight() and owner.failed is None:
             owner.finish()
-        place = owner.book.place()
-        if place is not None:
-            places[number] = place
-    opened = [owners[number] for number in places]
+        position = owner.tracker.position()
+        if position is not None:
+            positions[number] = position
+    opened = [owners[number] for number in positions]
     for number, parameter in enumerate(parameters):
         gradient, owner_ = parameter.grad, owner_of(parameter)
         if gradient is not None and (owner_ is None or owner_ in opened or not parameter.requires_grad):
             gradients[number] = gradient.detach().clone()
-    return {"places": places, "gradients": gradients} if places or gradients else None
+    return {"places": positions, "gradients": gradients} if positions or gradients else None
 
 
 def has_sums(what: _Kept | None) -> bool:
@@ -76,5 +77,5 @@ def go_back(parts: Sequence[Any], what: _Kept | None) -> None:
     for number, parameter in enumerate(parameters):
         gradient = gradients.get(number)
         parameter.grad = None if gradient is None else gradient.to(parameter.device, copy=True)
-    for number, place in what["places"].items() if what else ():
-        owners[number].book.go_on(place)
+    for number, position in what["places"].items() if what else ():
+        owners[number].tracker.go_on(position)

@@ -59,7 +59,7 @@ class ElasticSampler(Sampler):
         self.epoch = 0
         self.processed_num = 0  # samples of this epoch on all ranks, by record_batch
         self.processed_indices: set[int] = set()  # of the dataset, in this epoch, by record_indices
-        self.unshared: set[int] = set()  # of these, what this rank has named and not told to the others yet
+        self.unshared: set[int] = set()  # of these, what this rank has named and not sent to the others yet
         self.reset()
 
     def set_epoch(self, epoch: int) -> None:

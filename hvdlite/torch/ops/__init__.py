@@ -24,15 +24,15 @@ class TorchCollectives(Collectives[torch.Tensor]):
 
     def _now(self, kind: str, start: Any, tensor: Any, name: str | None, terms: Terms) -> Any:
         grouped = isinstance(tensor, (list, tuple))
-        asks = any(map(tracked, tensor)) if grouped else tracked(tensor)
+        requires_grad = any(map(tracked, tensor)) if grouped else tracked(tensor)
         if kind == "scatter":
-            terms = terms._replace(tracked=asks)
+            terms = terms._replace(tracked=requires_grad)
         handle: Handle = start(tensor, name, terms, True)
         brought = handle.brought
         if kind == "scatter":
-            source = tensor if asks else None
+            source = tensor if requires_grad else None
             handle.then(lambda result: join_scatter(self, source, result, brought[0], name, terms))
-        elif asks:
+        elif requires_grad:
             tensors = tuple(tensor) if grouped else (tensor,)
             past = Past(self, kind, name, terms, brought, [each.shape for each in tensors])
             handle.then(lambda result: attach(past, result, tensors))

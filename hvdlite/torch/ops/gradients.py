@@ -55,7 +55,7 @@ class Past(NamedTuple):
 
 
 def tracked(tensor: Any) -> bool:
-    """Whether this tensor's gradient may be asked for."""
+    """Whether this tensor's gradient may be needed."""
     return isinstance(tensor, torch.Tensor) and tensor.requires_grad and torch.is_grad_enabled()
 
 
@@ -73,8 +73,8 @@ class _Arrived(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Any) -> Any:
         kept = [i for i, counts in enumerate(ctx.differentiable) if counts]
         returned = _RULES[ctx.past.kind](_of(ctx.past, kept), [gradients[i] for i in kept])
-        wanted = dict(zip(kept, returned))
-        return None, None, *(wanted.get(i) for i in range(len(ctx.past.shapes)))
+        of_input = dict(zip(kept, returned))
+        return None, None, *(of_input.get(i) for i in range(len(ctx.past.shapes)))
 
 
 def _of(past: Past, kept: list[int]) -> Past:
@@ -93,11 +93,11 @@ def attach(past: Past, result: Any, tensors: tuple[torch.Tensor, ...]) -> Any:
 
 
 def join_scatter(
-    ops: Any, tensor: torch.Tensor | None, result: torch.Tensor, wanted: bool, name: str | None, terms: Terms
+    ops: Any, tensor: torch.Tensor | None, result: torch.Tensor, requires_grad: bool, name: str | None, terms: Terms
 ) -> torch.Tensor:
     """The result of a scatter. The root's tensor is None elsewhere, and yet all must help with its gradient: the
-    scatter told whether there will be one."""
-    if not wanted or not torch.is_grad_enabled():
+    scatter has sent whether there will be one."""
+    if not requires_grad or not torch.is_grad_enabled():
         return result
     is_root = tensor is not None
     source = tensor if tensor is not None else torch.empty(0, dtype=result.dtype, requires_grad=True)
@@ -159,7 +159,7 @@ def _grouped_reducescatter(past: Past, gradients: list[torch.Tensor]) -> list[to
 
 
 def _alltoall(past: Past, gradients: list[torch.Tensor]) -> list[torch.Tensor]:
-    """The way back. Rows that were sent to no rank have a gradient of zero."""
+    """The gradient. Rows that were sent to no rank have a gradient of zero."""
     back, _ = past.ops.alltoall(gradients[0], past.brought[0], past.backward_name, past.terms.process_set)
     missing = past.shapes[0][0] - len(back)
     return [torch.cat([back, back.new_zeros(missing, *back.shape[1:])]) if missing else back]

@@ -228,7 +228,7 @@ class Combination:
         self._start = StartCheck(suffix, process_set)
         self._begun = self._compares = self._combines = False  # a step is made, ends with a comparison, is taken
         self._left: deque[Any] = deque()
-        self._under_way: deque[Any] = deque()
+        self._in_flight: deque[Any] = deque()
 
     def check(self) -> None:
         """Before a step: whether the ranks compare what they have, when it is over. Once for each step that is made."""
@@ -253,11 +253,11 @@ class Combination:
             (parameter, name), start = self._left[0]
             packed, ctx = self.compression.compress(parameter.detach() - start)
             handle = plain.allreduce_async_(packed, name=name, op=Adasum, process_set=self.process_set)
-            self._under_way.append((parameter, start, handle, ctx))
+            self._in_flight.append((parameter, start, handle, ctx))
             self._left.popleft()
         failure: Exception | None = None
-        while self._under_way:
-            parameter, start, handle, ctx = self._under_way[0]
+        while self._in_flight:
+            parameter, start, handle, ctx = self._in_flight[0]
             try:
                 parameter.copy_(start + self.compression.decompress(handle.wait(), ctx))
             except Exception as error:
@@ -265,7 +265,7 @@ class Combination:
                     raise
                 parameter.copy_(start)  # as on the other ranks
                 failure = failure or error
-            self._under_way.popleft()
+            self._in_flight.popleft()
         if self._compares and self._combines:
             self._start.compare([parameter for parameter, _ in self.pairs], [name for _, name in self.pairs])
         self._begun = self._begun and not self._combines
@@ -275,11 +275,11 @@ class Combination:
 
     def drop(self) -> None:
         """Parameters get other values: what is left is nobody's concern."""
-        for _, _, handle, _ in self._under_way:
+        for _, _, handle, _ in self._in_flight:
             with suppress(*OUTCOMES):
                 handle.wait()
         self._left.clear()
-        self._under_way.clear()
+        self._in_flight.clear()
 
     def forget(self) -> None:
         """All ranks go back to a commit: the next step is a new one."""

@@ -14,11 +14,11 @@ waits. One after the other, two ranks that met them in different orders would wa
 before it has reached all of them is over for those, too, that were reached with them in every pass before.
 
 Compiled autograd (`torch._dynamo.config.compiled_autograd`) runs a backward pass as a program of its own: autograd runs
-no node, only an empty task whose callbacks it drops. Nothing would tell when gradients are complete, so the first hook
+no node, only an empty task whose callbacks it drops. Nothing would show when gradients are complete, so the first hook
 that finds itself in such a program refuses it.
 
-An exception in backward drops the task together with its callbacks: the callback's end without a call tells. Where the
-outermost task was never known, the record is found to be stale when the same thread begins another pass, or when an
+An exception in backward drops the task together with its callbacks: the callback's end without a call shows it. Where
+the outermost task was never known, the record is found to be stale when the same thread begins another pass, or when an
 optimizer begins a step (`left_by`), whichever comes first.
 """
 
@@ -55,7 +55,7 @@ def only_captures(parameter: torch.Tensor) -> bool:
         node: Any = parameter.expand_as(parameter).grad_fn
     try:
         torch._C._will_engine_execute_node(node.next_functions[0][0])
-    except RuntimeError:  # that is what it says of a leaf that is captured
+    except RuntimeError:  # its error for a leaf that is captured
         return True
     return False
 
@@ -167,7 +167,7 @@ class Backward:
                 waiting.remove(participant)
                 failure = failure or error
         for participant in waiting:
-            completed = participant.land()
+            completed = participant.complete_round()
             failure = failure or completed
         return failure
 
@@ -209,7 +209,7 @@ def running(task: int) -> Backward:
 
 def refuse_compiled(task: int) -> None:
     """Raises HvdError if the hook that runs in this task is called by compiled autograd. Before PyTorch 2.5 that has no
-    task at all, as whoever else calls a hook."""
+    task at all, as any other caller of a hook."""
     compiler = sys.modules.get("torch._dynamo.compiled_autograd")
     compiled = getattr(compiler, "compiled_autograd_enabled", False) if task < 0 else _running_node() is None
     if compiled or getattr(compiler, "in_compiled_autograd_region", False):
@@ -233,7 +233,7 @@ def left_by(participant: Exchange) -> None:
 
 def _is_stale(backward: Backward, task: int, nested: bool) -> bool:
     if nested:
-        return False  # taken to be of the pass that is known: nothing tells otherwise
+        return False  # taken to be of the pass that is known: nothing shows otherwise
     if backward.outer is not None or not backward.tasks:  # none: an exception came when it was made
         return True
     return min(backward.tasks) < task  # an enclosing task began before those it encloses

@@ -214,10 +214,10 @@ class InBuckets(Carrier):
     buckets in the same order on every rank, whatever order gradients become ready in. The layout is therefore the same
     everywhere: at first the reverse order of the parameters, since backward comes from the end; in the first round the
     set's first rank notes the order in which its gradients become ready and broadcasts it, and from the second round on
-    buckets follow it. A bucket goes when all its gradients are there and all buckets before it have gone.
+    buckets follow it. A bucket is sent when all its gradients are there and all buckets before it are sent.
 
     A layout is cut at `cap` bytes and where the dtype changes; frozen parameters are left out while they are frozen, on
-    all ranks alike. The flat tensor is made when the bucket goes, and the result is copied back into the gradients.
+    all ranks alike. The flat tensor is made when the bucket is sent, and the result is copied back into the gradients.
     """
 
     def __init__(self, exchange: Exchange, state: Any, hook: Callable[[Any, Any], Any], cap_mb: float) -> None:
@@ -231,11 +231,11 @@ class InBuckets(Carrier):
         self.layout: list[list[int]] = []
         self.ready_now: set[int] = set()
         self.launched: set[int] = set()
-        self.gone = 0
+        self.sent = 0
 
     def ready(self, number: int) -> None:
         wire = self.exchange.wire
-        if number in self.launched or wire.is_sparse(number):  # reached once more, after its bucket had gone
+        if number in self.launched or wire.is_sparse(number):  # reached once more, after its bucket was sent
             super().ready(number)
             return
         wire.fill(number)
@@ -244,16 +244,16 @@ class InBuckets(Carrier):
         if self.order is None:
             self.seen.append(number)
         self.ready_now.add(number)
-        while self.gone < len(self.layout) and self.ready_now.issuperset(self.layout[self.gone]):
+        while self.sent < len(self.layout) and self.ready_now.issuperset(self.layout[self.sent]):
             self._launch()
 
     def rest(self) -> None:
         if self.ready_now and not self.layout:
             self._lay_out()
-        while self.gone < len(self.layout):
+        while self.sent < len(self.layout):
             self._launch()
         if self.order is None and self.order_handle is None and self.seen:
-            self._tell_order()
+            self._send_order()
         self._clear()
 
     def settled(self, lacking: Sequence[int]) -> None:
@@ -269,7 +269,7 @@ class InBuckets(Carrier):
     def _clear(self) -> None:
         self.ready_now.clear()
         self.launched.clear()
-        self.layout, self.gone = [], 0
+        self.layout, self.sent = [], 0
 
     def differ(self, names: Sequence[str]) -> None:
         some = ", ".join(map(repr, names[:3]))
@@ -317,13 +317,13 @@ class InBuckets(Carrier):
             held += size
 
     def _launch(self) -> None:
-        exchange, members = self.exchange, self.layout[self.gone]
+        exchange, members = self.exchange, self.layout[self.sent]
         parameters = [exchange.wire.parameters[number] for number in members]
         for number in members:
             exchange.wire.fill(number)
         exchange.wire.writers.join(members)
-        bucket = GradBucket(self.gone, self.gone == len(self.layout) - 1, parameters)
-        self.gone += 1
+        bucket = GradBucket(self.sent, self.sent == len(self.layout) - 1, parameters)
+        self.sent += 1
         self.launched.update(members)
         outcome = self.hook(self.state, bucket)
 
@@ -337,17 +337,17 @@ class InBuckets(Carrier):
     def _spread(self, result: Any, bucket: GradBucket, parameters: list[torch.Tensor]) -> None:
         if isinstance(result, (list, tuple)) and len(result) == 1:
             result = result[0]
-        wanted = sum(parameter.numel() for parameter in parameters)
-        if not isinstance(result, torch.Tensor) or result.numel() != wanted:
+        expected = sum(parameter.numel() for parameter in parameters)
+        if not isinstance(result, torch.Tensor) or result.numel() != expected:
             got = f"{result.numel()} elements" if isinstance(result, torch.Tensor) else type(result).__name__
             raise ValueError(
-                f"the comm hook returned {got} for bucket {bucket.index()}: it must return a tensor of {wanted} "
+                f"the comm hook returned {got} for bucket {bucket.index()}: it must return a tensor of {expected} "
                 "elements, a torch.futures.Future of one, or the handle of an asynchronous collective [HVD227]"
             )
         for part, parameter in zip(result.view(-1).split([p.numel() for p in parameters]), parameters):
             parameter.grad.copy_(part.view(parameter.shape))  # type: ignore[union-attr]
 
-    def _tell_order(self) -> None:
+    def _send_order(self) -> None:
         """Send the first rank's order to all; no rank waits for it before the next round begins."""
         wire = self.exchange.wire
         members = set(self.seen)

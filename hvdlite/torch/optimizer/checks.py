@@ -1,7 +1,7 @@
 """Checks that all ranks send the same gradients, and have the same parameters and the same optimizer state.
 
 A comparison is a part of the round: every rank makes it, also one that skips the round, so no rank waits in vain. A
-rank that has joined knows nothing of the others' rounds, so no rank asks for another one when all have joined. Digests
+rank that has joined knows nothing of the others' rounds, so no rank requests another one when all have joined. Digests
 travel as sums, to which ranks that have joined add zeros. Only where ranks differ does a list travel. `Agreement` looks
 at what each round sends, `StartCheck` at what the ranks have.
 """
@@ -29,7 +29,7 @@ from ...training.consistency import differing_lists, mismatch
 from ...training.digest import are_equal, number_of, summands, unaddressed
 from ...training.same_data import SameData
 from ..ops import plain
-from .failed_backward import land_all
+from .failed_backward import wait_for_all
 from .gradient_memory import sum_of_bits
 
 
@@ -70,25 +70,25 @@ class Agreement:
 
     def __init__(self, suffix: str, process_set: ProcessSet) -> None:
         self._suffix, self._process_set = suffix, process_set
-        self._names = Told("optimizer.names" + suffix, process_set)
+        self._names = TextExchange("optimizer.names" + suffix, process_set)
         self._known: tuple[list[int], int, int] | None = None
         self._request: _core.Request | None = None
         self._mine = torch.zeros((2, _LENGTH), dtype=torch.int64)  # what travels, and where the last number is 1
         self._sums = torch.zeros(_LENGTH, dtype=torch.int64)
         self._addresses = self._mine[0].data_ptr(), self._mine[1].data_ptr(), self._sums.data_ptr()
-        self._equal: list[int] = []  # the sum in a round where all was equal and no rank asked
+        self._equal: list[int] = []  # the sum in a round where all was equal and without a request
         self._pending: _core.Pending | None = None
         self._unknown: list[Handle] = []
-        self.asked = False  # a rank asks for a comparison in this round
+        self.requested = False  # a rank requests a comparison in this round
         self.partly: list[str] = []  # parameters that some ranks only send in this round
         self.silent: list[int] = []  # parameters that no rank has sent in the round before
 
     def begun(self) -> bool:
-        """Whether a digest is under way."""
+        """Whether a digest is in flight."""
         return self._pending is not None and self._pending.native != 0
 
-    def send(self, silent: list[int], names: Sequence[str], asks: bool) -> None:
-        """All but `silent` is under way: send the digest."""
+    def send(self, silent: list[int], names: Sequence[str], request: bool) -> None:
+        """All but `silent` is in flight: send the digest."""
         known = silent, len(names), number_of_set(self._process_set)
         if self._known != known or self._request is None:
             left_out = set(silent)
@@ -101,7 +101,7 @@ class Agreement:
             self._known, self._equal = known, []
         self.silent = silent
         self._pending = _core.Pending(self._request)  # known before it starts: a signal handler may raise right after
-        self._pending.start(self._addresses[asks], self._addresses[2], _core.QUIET, (self._mine, self._sums))
+        self._pending.start(self._addresses[request], self._addresses[2], _core.QUIET, (self._mine, self._sums))
 
     def lacking(self, names: Sequence[str]) -> list[int]:
         """Parameters that other ranks send in this round and this one does not. HvdMismatchError, on all ranks, for one
@@ -114,13 +114,13 @@ class Agreement:
         sums = self._sums.tolist()
         if sums == self._equal:
             return []
-        self.asked = sums[-1] > 0
+        self.requested = sums[-1] > 0
         if are_equal(sums[:-1]):
-            self._equal = [] if self.asked else sums
+            self._equal = [] if self.requested else sums
             return []
         left_out = set(self.silent)
         sent = [name for number, name in enumerate(names) if number not in left_out]
-        everyone = [(rank, json.loads(said)) for rank, said in self._names.wait(json.dumps([sent, list(names)]))]
+        everyone = [(rank, json.loads(text)) for rank, text in self._names.wait(json.dumps([sent, list(names)]))]
         of_some = {name for _, (theirs, _) in everyone for name in theirs}
         self.partly = sorted(name for name in of_some if any(name not in theirs for _, (theirs, _) in everyone))
         unknown = sorted(name for name in of_some if any(name not in has for _, (_, has) in everyone))
@@ -132,7 +132,7 @@ class Agreement:
 
     def _refuse(self, unknown: list[str], everyone: list[tuple[int, list[list[str]]]], mine: set[str]) -> None:
         for name in unknown[len(self._unknown) :]:
-            if name in mine:  # who has sent it waits for those who have not
+            if name in mine:  # ranks that have sent it wait for those that have not
                 continue
             self._unknown.append(plain.allreduce_async_(torch.empty(_SHAPE), name=name, process_set=self._process_set))
         ranks, lists = [rank for rank, _ in everyone], [has for _, (_, has) in everyone]
@@ -142,10 +142,10 @@ class Agreement:
 
     def close(self) -> None:
         """The round is over."""
-        failure = land_all(handle.wait for handle in self._unknown) if self._unknown else None
+        failure = wait_for_all(handle.wait for handle in self._unknown) if self._unknown else None
         if self._pending is not None:
             self._pending.release()
-        self.asked, self.partly = False, []
+        self.requested, self.partly = False, []
         self._unknown.clear()
         self._names.close()
         if failure is not None:
@@ -156,8 +156,8 @@ def _shown(names: list[str]) -> str:
     return ", ".join(map(repr, names[:3])) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
-class Told:
-    """A text of each rank, told to all. Sums, since ranks that have joined take part in those."""
+class TextExchange:
+    """A text of each rank, sent to all. By sums, since ranks that have joined take part in those."""
 
     def __init__(self, name: str, process_set: ProcessSet) -> None:
         self._name, self._process_set = name, process_set
@@ -166,15 +166,15 @@ class Told:
 
     def wait(self, text: str) -> list[tuple[int, str]]:
         """(rank, text) of all that have not joined; `text` is this rank's. May be called again until `close`."""
-        said, size, place = text.encode(), self._process_set.size(), self._process_set.rank()
+        data, size, position = text.encode(), self._process_set.size(), self._process_set.rank()
         if self._lengths is None:
             lengths = torch.zeros(size, dtype=torch.int64)
-            lengths[place] = len(said)
+            lengths[position] = len(data)
             self._lengths = self._summed(lengths, ".lengths")
         every = self._lengths.wait().tolist()
         if self._table is None:
             table = torch.zeros((size, max(every)), dtype=torch.uint8)
-            table[place, : len(said)] = torch.frombuffer(bytearray(said), dtype=torch.uint8)
+            table[position, : len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
             self._table = self._summed(table, "")
         rows = zip(self._process_set.ranks, every, self._table.wait())
         return [(rank, bytes(row[:length].tolist()).decode()) for rank, length, row in rows if length]
@@ -183,7 +183,7 @@ class Told:
         return plain.allreduce_async_(mine, name=self._name + more, op=Sum, process_set=self._process_set)
 
     def close(self) -> None:
-        """What was told is used."""
+        """The texts are used."""
         self._lengths = self._table = None
 
 
@@ -234,26 +234,26 @@ class StartCheck:
         self._born, self._joins = incarnations(), _core.joins()
         self.optimizer: weakref.ref[Any] | None = None  # its state is compared; None: each rank has its own
         self.data = SameData()
-        self._rounds, self._asks = 0, False
+        self._rounds, self._requested = 0, False
         self._before: str | None = None  # how the ranks differed in the comparison before, if they did
         self._mine: dict[str, list[int]] = {}
         self._sums: Handle | None = None
-        self._told = Told("optimizer.start.list" + suffix, process_set)
+        self._texts = TextExchange("optimizer.start.list" + suffix, process_set)
 
     def ask(self) -> None:
         """Something has changed on this rank: compare in the next round."""
-        self._asks = True
+        self._requested = True
 
     def begin(self, parameters: Sequence[torch.Tensor]) -> bool:
-        """Once in each round: whether this rank asks for a comparison."""
+        """Once in each round: whether this rank requests a comparison."""
         self._renew()
         if self._rounds == 0 and self._mode != "off" and self._process_set.rank() == 0:
             warn_of_ddp(parameters)
         if self._joins != _core.joins():
             self._mode = "off"
         self._rounds += 1
-        asks, self._asks = self._asks, False
-        due = asks or self._before is not None or self._rounds & (self._rounds - 1) == 0
+        request, self._requested = self._requested, False
+        due = request or self._before is not None or self._rounds & (self._rounds - 1) == 0
         return due and self._mode != "off"
 
     def _renew(self) -> None:
@@ -271,8 +271,8 @@ class StartCheck:
         return self._mode != "off"
 
     def compare(self, parameters: Sequence[torch.Tensor], names: Sequence[str]) -> None:
-        """At the end of a round in which a rank has asked. HvdMismatchError on all ranks. May be called again if a
-        signal handler has raised."""
+        """At the end of a round in which a rank has requested it. HvdMismatchError on all ranks. May be called again if
+        a signal handler has raised."""
         try:
             if self._sums is None:
                 self._mine = self._digests(parameters, names)
@@ -283,12 +283,12 @@ class StartCheck:
                 )
             sums = self._sums.wait().tolist()
             half = len(sums) // 2
-            told = [] if are_equal(sums[:half]) else self._told.wait(json.dumps(self._mine))
+            texts = [] if are_equal(sums[:half]) else self._texts.wait(json.dumps(self._mine))
         except Exception as error:
             if is_outcome(error):  # else a signal handler's: the round is not over
                 self._end()
             raise
-        lists = [_List(rank, json.loads(digests)) for rank, digests in told]
+        lists = [_List(rank, json.loads(digests)) for rank, digests in texts]
         first = self._process_set.rank() == 0
         self.data.step(self.data.number(), are_equal(sums[half:]), sums[half], first and self._mode != "off")
         self._end()
@@ -298,7 +298,7 @@ class StartCheck:
 
     def _end(self) -> None:
         self._sums = None
-        self._told.close()
+        self._texts.close()
 
     def _judge(self, differs: str | None, lists: list[_List]) -> None:
         """Twice in a row is no accident."""
@@ -362,7 +362,7 @@ def _require_order(lists: list[_List]) -> None:
     for other, theirs in zip(lists[1:], others):
         moved = sorted(theirs) == sorted(first) or [form for form, _ in theirs] != [form for form, _ in first]
         if moved and theirs != first:
-            at = next(place for place, (mine, its) in enumerate(zip(first, theirs)) if mine != its)
+            at = next(position for position, (mine, its) in enumerate(zip(first, theirs)) if mine != its)
             name = names[at].removeprefix(_UNNAMED).partition("#")[0]
             text = _ORDER.format(name=name, other=other.rank, first=lists[0].rank)
             raise HvdMismatchError(coded("HVD302", text))

@@ -39,7 +39,7 @@ from ...lifecycle.init import incarnations
 from ...ops import Adasum, Average, op_of
 from ...process_sets.process_set import ProcessSet, global_process_set
 from ...rendezvous import elastic_member
-from ...training.gradient_tracker import GradientBook
+from ...training.gradient_tracker import GradientTracker
 from .. import storage_check
 from ..compression import Compression
 from .averages import Combination, WeightedAverage
@@ -48,7 +48,7 @@ from .gradient_codec import Wire
 from .methods import Copyless, Delta, Distributed
 from .reducer import Exchange
 
-made_in: str | None = None  # what the classes of distributed optimizers say about where they are from; None: the base's
+made_in: str | None = None  # the module of the classes of distributed optimizers; None: the base's
 
 
 def DistributedOptimizer(
@@ -126,7 +126,7 @@ def DistributedOptimizer(
         raise ValueError(
             f"compression={compression!r} must have the functions compress and decompress of a Compressor [HVD208]"
         )
-    GradientBook(backward_passes_per_step)  # its check, for one rank as well
+    GradientTracker(backward_passes_per_step)  # its check, for one rank as well
     pairs = named(optimizer, named_parameters)
     names = {} if named_parameters is None else dict(pairs)
     refuse_wrappers(pairs)
@@ -183,9 +183,9 @@ def _wrapped(optimizer: torch.optim.Optimizer, methods: type, names: dict[torch.
         wrapped._hvd_original = optimizer  # the scheduler itself holds it as well; the groups are shared
     if hasattr(optimizer, "_optimizer_load_state_dict_post_hooks"):  # Optimizer.__init__ may have been left out
         groups, state = optimizer.param_groups, optimizer.state  # the hooks of both are one dict
-        told = weakref.ref(wrapped)
+        reference = weakref.ref(wrapped)
         optimizer.register_load_state_dict_post_hook(
-            lambda loaded: _load_shared(loaded, groups, state, told()), prepend=True
+            lambda loaded: _load_shared(loaded, groups, state, reference()), prepend=True
         )
     return wrapped
 

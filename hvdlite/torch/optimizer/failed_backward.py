@@ -1,14 +1,14 @@
 """End of a round on all ranks when the backward pass of one has raised, and steps that one rank has missed.
 
-The user catches the exception to go on with the next batch. Some gradients are under way by then and the other ranks
+The user catches the exception to go on with the next batch. Some gradients are in flight by then and the other ranks
 wait for the rest, so a rank that only went on would be one round behind for good, and one that sent what it has would
 bring half a gradient into the average, which the others apply and it does not.
 
 So the pass is over for all: for each gradient that has not travelled the rank sends a *skip*, a tensor of a shape that
 no gradient has, under the gradient's name. The ranks disagree on it, nothing is moved, and the engine goes on.
-Elsewhere the mismatch is told as what it is, with the rank's number, where the averages are waited for: every rank has
-an error in the same step, and equal weights. At least one gradient is always skipped, since the last ones are sent by
-the end of backward only.
+Elsewhere the mismatch is reported as what it is, with the rank's number, where the averages are waited for: every rank
+has an error in the same step, and equal weights. At least one gradient is always skipped, since the last ones are sent
+by the end of backward only.
 
 Later nothing can be skipped: all has been added up, the others get their averages, and step. A signal handler may
 still raise while this rank waits, or steps. Then it is *behind*: step() makes up for it, and to drop the gradients is
@@ -31,7 +31,7 @@ from ...ops import Handle
 from ..ops import plain
 
 if TYPE_CHECKING:
-    from ...training.gradient_tracker import GradientBook
+    from ...training.gradient_tracker import GradientTracker
     from .backward_pass import Backward
     from .buckets import Carrier
     from .gradient_codec import Flight, Wire
@@ -50,12 +50,12 @@ TORN = (
     "took its step: some of its weights may be old, while the other ranks have taken the whole step. To make the ranks "
     "equal,"
 )
-_NOTE = -1  # in the book: the agreement on what travels in this round is under way
+_NOTE = -1  # in the tracker: the agreement on what travels in this round is in flight
 _SHAPE = (0,) * 8  # as many dimensions as there can be
 _SHOWN = 3
-_SAID = r"(ranks? \d[\d, and-]*?)(?: said|:) (?:(?!ranks? \d)[^\n])*?"
-_SKIPPED = re.compile(_SAID + re.escape(str(list(_SHAPE))))
-_MISSED = re.compile(f"{_SAID}{PRIORITY}")
+_RANKS = r"(ranks? \d[\d, and-]*?)(?: said|:) (?:(?!ranks? \d)[^\n])*?"
+_SKIPPED = re.compile(_RANKS + re.escape(str(list(_SHAPE))))
+_MISSED = re.compile(f"{_RANKS}{PRIORITY}")
 _NAMED = re.compile(r"tensor '(?:(?:grouped_)?allreduce\.)?([^']*)'")
 
 
@@ -74,7 +74,7 @@ def send_skipped_group(wire: Wire, numbers: Sequence[int], name: str) -> list[Ha
     return [plain.grouped_allreduce_async_(tensors, name=name, **wire.settings)]
 
 
-def told(error: Exception) -> HvdMismatchError | None:
+def skip_error(error: Exception) -> HvdMismatchError | None:
     """The error that says which rank has skipped the pass, if that is why the exchange failed."""
     found = _SKIPPED.search(str(error)) if isinstance(error, HvdMismatchError) else None
     if found is None:
@@ -144,7 +144,7 @@ class Skips:
 
     def wait(self) -> None:
         """Raises the first failure that is no mismatch."""
-        failure = land_all(handle.wait for handle in self._handles)
+        failure = wait_for_all(handle.wait for handle in self._handles)
         if failure is not None:
             raise failure
 
@@ -172,7 +172,7 @@ class Skipping:
     """The part of an exchange that deals with what an exception has left."""
 
     wire: Wire
-    book: GradientBook
+    tracker: GradientTracker
     hooks: Hooks
     carrier: Carrier
     in_flight: dict[int, Flight]
@@ -193,15 +193,15 @@ class Skipping:
         """The round is over."""
 
     def _settle(self) -> None:
-        """After an exception: what was handed over is under way, and nothing else, whatever had been noted by then."""
+        """After an exception: what was handed over is in flight, and nothing else, whatever had been noted by then."""
         for number, flight in list(self.in_flight.items()):
             if flight.begun():
-                self.book.sent(number)
+                self.tracker.sent(number)
             else:
                 del self.in_flight[number]
 
     def _missing(self) -> list[int]:
-        """Gradients of a round that are not under way."""
+        """Gradients of a round that are not in flight."""
         numbered, sent = enumerate(self.wire.parameters), self.in_flight
         return [n for n, each in numbered if n not in sent and (each.requires_grad or each.grad is not None)]
 
@@ -211,7 +211,7 @@ class Skipping:
 
     def falls(self, backward: Backward) -> bool:
         """Of a pass that has failed for others: is it, on other ranks, the last of our window, too?"""
-        return self.failed is None and self.book.closes() and not self.book.under_way()
+        return self.failed is None and self.tracker.closes() and not self.tracker.in_flight()
 
     def interrupted(self, backward: Backward) -> None:
         """A signal handler, mostly, has raised while the end of the pass was dealt with."""
@@ -224,7 +224,7 @@ class Skipping:
         self._settle()
         if self.behind is VOID:
             return
-        untaken = self.lost is None and (self.book.under_way() or self.book.complete)
+        untaken = self.lost is None and (self.tracker.in_flight() or self.tracker.complete)
         self.behind = TORN if within or self.behind is TORN else UNTAKEN if untaken else None
 
     def look_behind(self) -> None:
@@ -242,7 +242,7 @@ class Skipping:
             self.behind = None
 
     def skip(self) -> None:
-        """Send skips in the place of what is not under way. May be called again after an exception, as `skipped`."""
+        """Send skips instead of what is not in flight. May be called again after an exception, as `skipped`."""
         with self._lock, torch.no_grad():
             left = self._missing()
             self.skips.send(self.carrier, self.carrier.at_once(left))
@@ -251,21 +251,21 @@ class Skipping:
             self.all_sent(sorted(set(range(len(self.wire.names))).difference(left, self.in_flight)))
 
     def all_sent(self, silent: list[int]) -> None:
-        """All gradients of the round are under way, but for these, which are not sent. May be called again in it."""
-        if not self.book.is_sent(_NOTE):
+        """All gradients of the round are in flight, but for these, which are not sent. May be called again in it."""
+        if not self.tracker.is_sent(_NOTE):
             self.wire.all_sent(silent)
-            self.book.sent(_NOTE)
+            self.tracker.sent(_NOTE)
 
     def skipped(self) -> Exception | None:
-        """Wait for them and for all that is under way: then the round has ended on all ranks."""
+        """Wait for them and for all that is in flight: then the round has ended on all ranks."""
         with self._lock, torch.no_grad():
-            waits = [flight.land for flight in dict.fromkeys(self.in_flight.values())]
-            failure = land_all([self._skip_lacking, *waits, self.skips.wait, self.wire.round_over])
+            waits = [flight.complete for flight in dict.fromkeys(self.in_flight.values())]
+            failure = wait_for_all([self._skip_lacking, *waits, self.skips.wait, self.wire.round_over])
             self.failed, self.skips, self.behind = None, Skips(), VOID
             self.in_flight.clear()
             self._late.clear()
             self.hooks.noted.clear()
-            self.book.reset()
+            self.tracker.reset()
             self._over(False)
         return failure
 
@@ -276,7 +276,7 @@ class Skipping:
 
 def skip(exchange: Exchange) -> None:
     """A pass has failed: its round ends here and, with an error that says so, on the other ranks. So it does for all
-    optimizers that the pass has reached. Whoever is interrupted in this calls it again."""
+    optimizers that the pass has reached. A caller that is interrupted in it calls it again."""
     reached: Any = exchange.failed or ()
     together = {each for each in reached if getattr(each, "failed", None) is reached}
     exchanges: list[Exchange] = sorted({exchange, *together}, key=lambda one: one.serial)
@@ -289,7 +289,7 @@ def skip(exchange: Exchange) -> None:
 
 
 def forget(exchange: Exchange) -> None:
-    """All ranks go back to a commit: of a step that was under way nothing is left, nor of a job that has ended."""
+    """All ranks go back to a commit: of a step that was in progress nothing is left, nor of a job that has ended."""
     exchange.restart(drop=True)
     exchange.wire.forget()
     exchange.carrier.forget()
@@ -297,7 +297,7 @@ def forget(exchange: Exchange) -> None:
     exchange.behind = exchange.void = exchange.untaken = None
 
 
-def land_all(waits: Iterable[Callable[[], object]]) -> Exception | None:
+def wait_for_all(waits: Iterable[Callable[[], object]]) -> Exception | None:
     """Wait for everything. The first failure that is no mismatch, which is what skips are for."""
     failure: Exception | None = None
     for wait in waits:
@@ -331,7 +331,7 @@ class Untaken:
         self._first = next((each for each in parameters if each.requires_grad), None)
         self._version = None if self._first is None else self._first._version
 
-    def told_by(self, names: Sequence[str], silent: Sequence[int]) -> int | None:
+    def reporter(self, names: Sequence[str], silent: Sequence[int]) -> int | None:
         """The number of the gradient that reports it: the first by its name of those that travelled in the last round,
         which is the same on all ranks. None: the parameter has been written to since."""
         if self._first is None or self._first._version != self._version:

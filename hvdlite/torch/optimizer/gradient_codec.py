@@ -1,10 +1,10 @@
 """Codec of gradients: compression and scaling before a gradient is sent, and after.
 
 A `Wire` knows an optimizer's reduction: op, scales, compression, process set, weights. It starts the exchange of one
-gradient or of a group, and gives back a `Flight`, whose `land` waits and puts the result into `p.grad`. In the plain
-case (dense, not compressed, not weighted) the gradient's own memory is reduced in place and nothing else is done,
+gradient or of a group, and gives back a `Flight`, whose `complete` waits and puts the result into `p.grad`. In the
+plain case (dense, not compressed, not weighted) the gradient's own memory is reduced in place and nothing else is done,
 unless somebody else has that memory, too, and may need what is in it until backward is over (`is_shared`): then a copy
-travels, and comes back when the round lands. A tensor that was there a round before is safe: backward adds to it.
+travels, and comes back when the round completes. A tensor that was there a round before is safe: backward adds to it.
 
 Sparse gradients travel as two allgathers, of indices and values, after duplicates have been added up on each rank. The
 indices go under the name that the dense gradient would have, so that a rank which never saw this gradient, and
@@ -44,7 +44,7 @@ _NARROW = (torch.float16, torch.bfloat16)
 
 
 class Flight:
-    """Gradients that are under way together. `arrive` gets what the handle's wait returns, and once more if a signal
+    """Gradients in flight together. `arrive` gets what the handle's wait returns, and once more if a signal
     handler's exception has come before it was done."""
 
     __slots__ = ("_arrive", "_handle", "each_alone", "numbers")
@@ -64,7 +64,7 @@ class Flight:
         """Whether it has been sent."""
         return not isinstance(self._handle, Sent) or self._handle.begun()
 
-    def land(self) -> None:
+    def complete(self) -> None:
         """Wait, and put the result where it belongs. Raises why the exchange failed."""
         result = self._handle.wait()
         if self._arrive is not None:
@@ -96,7 +96,7 @@ class Wire:
         self.agreement = Agreement(suffix, process_set)
         self.start = StartCheck(suffix, process_set)
         self.settings: dict[str, Any] = {}
-        self.tells: int | None = None  # in this round, the gradient that tells of a step not taken (`Untaken`)
+        self.reporting: int | None = None  # in this round, the gradient that reports a step not taken (`Untaken`)
         self._runs: dict[tuple[int, ...], GradientRun] = {}
         self._stay: dict[int, weakref.ref[torch.Tensor]] = {}  # gradients of shared memory, as they were last sent
         self.refresh()
@@ -129,7 +129,7 @@ class Wire:
 
     def _send(self, number: int) -> Flight:
         gradient = self._gradient(number)
-        priority = PRIORITY if number == self.tells else 0
+        priority = PRIORITY if number == self.reporting else 0
         if gradient.layout is not torch.strided:
             return self._send_sparse(number, gradient, priority)
         settings = {**self.settings, "priority": priority} if priority else self.settings
@@ -143,13 +143,13 @@ class Wire:
         return Flight((number,), plain.allreduce_async_(packed, name=self.names[number], **settings), unpack)
 
     def prepare_all(self, numbers: tuple[int, ...]) -> Flight | None:
-        """The exchange of several gradients in one call, each on its own, to be started by who has noted it.
+        """The exchange of several gradients in one call, each on its own. Its caller notes it, then starts it.
 
         None if one of them needs more than to be reduced where it lies.
         """
         if not self.uncompressed or self.shares is not None or self.known_sparse:
             return None
-        if self.tells is not None and self.tells in numbers:
+        if self.reporting is not None and self.reporting in numbers:
             return None
         run = self._runs.get(numbers)
         if run is None:
@@ -168,7 +168,7 @@ class Wire:
         return is_shared(gradient) and (known is None or known() is not gradient)
 
     def _is_borrowed(self, number: int, gradient: torch.Tensor) -> bool:
-        """Whether somebody else may need what is in this memory until the round lands."""
+        """Whether this memory may be needed elsewhere until the round completes."""
         borrowed = self._will_be_borrowed(number, gradient)
         if borrowed:
             self._stay[number] = weakref.ref(gradient)
@@ -199,7 +199,7 @@ class Wire:
             for each, result in zip(unpack, results):
                 each(result)
 
-        terms = self.terms._replace(priority=PRIORITY) if self.tells in numbers else self.terms
+        terms = self.terms._replace(priority=PRIORITY) if self.reporting in numbers else self.terms
         return Flight(numbers, plain.reduced_async_(list(packed), name, terms), arrive)
 
     def is_sparse(self, number: int) -> bool:
@@ -226,7 +226,7 @@ class Wire:
             gradient = parameter.grad = gradient.contiguous()
         if gradient.layout is not torch.strided:
             self.known_sparse[number] = gradient.sparse_dim()
-            if self.sparse_as_dense or self.uneven:  # who has joined takes part in allreduces only
+            if self.sparse_as_dense or self.uneven:  # a rank that has joined takes part in allreduces only
                 gradient = parameter.grad.to_dense()  # type: ignore[union-attr]
         return gradient
 
@@ -265,7 +265,7 @@ class Wire:
 
     def _shared(self, result: torch.Tensor) -> torch.Tensor:
         """The sum divided by the sum of weights; the average over all as one over active ranks. Nothing is changed in
-        its place: who is interrupted does it again."""
+        its place: a caller that is interrupted does it again."""
         assert self.shares is not None
         total = self.shares.total()
         if self.weights is not None:
@@ -338,7 +338,7 @@ class Wire:
                 self.start.data.add(self.names[number], int(sum_of_bits(values) or 0), finite)
 
     def all_sent(self, silent: list[int]) -> None:
-        """All gradients of the round are under way, but for those that are not sent."""
+        """All gradients of the round are in flight, but for those that are not sent."""
         if not self.agreement.begun():
             self.agreement.send(silent, self.names, self.start.begin(self.parameters))
 
@@ -350,11 +350,11 @@ class Wire:
                     part.close()
 
     def round_over(self) -> None:
-        """All flights have landed."""
+        """All flights are complete."""
         if self.shares is not None:
             self.shares.close()
         try:
-            if self.agreement.asked:
+            if self.agreement.requested:
                 self.start.compare(self.parameters, self.names)
         except Exception as error:
             if is_outcome(error):  # else a signal handler's: it is compared again

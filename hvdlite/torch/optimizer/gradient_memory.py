@@ -1,4 +1,4 @@
-"""Memory of gradients: who shares it, when it moves into shared memory, and what can be reduced where it lies.
+"""Memory of gradients: what shares it, when it moves into shared memory, and what can be reduced where it lies.
 
 Autograd makes a gradient of whatever tensor nobody else holds, but a tensor is not its memory: where a parameter is
 used through a view (`bias.view(...)`, `unsqueeze`), p.grad may share its memory with a gradient that backward still
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from .reducer import Exchange
 
 
-# Torch counts the users of a memory. One is the tensor; the object that Python makes to ask is another, or has gone by
+# Torch counts the users of a memory. One is the tensor; the object that Python makes to ask is another, or is freed by
 # then (before PyTorch 2.5), so it is tried with a memory that has one user, and then two. If torch does not report the
 # count, others are assumed: that costs copies, and is right.
 _users: Callable[[Any], int] = getattr(torch._C, "_storage_Use_Count", lambda storage: 0)
@@ -85,7 +85,7 @@ def take_over(exchange: Exchange, parameter: torch.Tensor, name: str) -> None:
     _owner_of[id(parameter)] = weakref.ref(exchange)
 
 
-_ALIGN, _ASKED = 64, 4
+_ALIGN, _PROBES = 64, 4
 _incarnations: list[None] = []  # jobs that have ended
 on_new_incarnation(lambda: _incarnations.append(None))
 
@@ -119,34 +119,34 @@ class GradientMemory:
     """
 
     def __init__(self) -> None:
-        self._place: dict[int, int] = {}  # addresses
+        self._moved: dict[int, int] = {}  # to these addresses
         self._incarnation = len(_incarnations)
         self._staying: list[int] = []
 
     def look(self, parameters: Sequence[torch.Tensor]) -> None:
         """A step's first pass begins: which gradients have stayed since the last one?
 
-        A few are asked: as long as the first of the places is in use, or where there are none, some of the gradients
-        do not stay, nothing has changed.
+        A few are looked at: as long as the first of the places is in use, or where there are none, some of the
+        gradients do not stay, nothing has changed.
         """
-        if self._place and self._incarnation == len(_incarnations):
-            first = next(iter(self._place))
+        if self._moved and self._incarnation == len(_incarnations):
+            first = next(iter(self._moved))
             gradient = parameters[first].grad
-            if gradient is not None and gradient.layout is torch.strided and gradient.data_ptr() == self._place[first]:
+            if gradient is not None and gradient.layout is torch.strided and gradient.data_ptr() == self._moved[first]:
                 return
-        elif not self._place and all(parameters[len(parameters) * i // _ASKED].grad is None for i in range(_ASKED)):
+        elif not self._moved and all(parameters[len(parameters) * i // _PROBES].grad is None for i in range(_PROBES)):
             return
         staying = [number for number, parameter in enumerate(parameters) if parameter.grad is not None]
-        if self._place and self._incarnation == len(_incarnations) and 2 * len(staying) >= len(self._place):
+        if self._moved and self._incarnation == len(_incarnations) and 2 * len(staying) >= len(self._moved):
             return
-        self._place, self._incarnation = {}, len(_incarnations)
+        self._moved, self._incarnation = {}, len(_incarnations)
         self._staying = staying if 2 * len(staying) >= len(parameters) else []
 
     def move_in(self, parameters: Sequence[torch.Tensor]) -> None:
         """A round is over, nothing is in flight: gradients that `look` has found to stay get their shared memory."""
         staying, self._staying = self._staying, []
         staying = [number for number in staying if movable(parameters[number])]
-        if staying and not self._place:
+        if staying and not self._moved:
             self._take(staying, parameters)
 
     def _take(self, numbers: Sequence[int], parameters: Sequence[torch.Tensor]) -> None:
@@ -162,10 +162,10 @@ class GradientMemory:
             gradient = parameters[number].grad
             assert gradient is not None
             flat = torch.frombuffer(buffer, dtype=gradient.dtype, count=gradient.numel(), offset=start)
-            place = flat.view(gradient.shape)  # a storage of its own: a copy does not copy the slab
-            place.copy_(gradient)
-            gradient.data = place
-            self._place[number] = place.data_ptr()
+            view = flat.view(gradient.shape)  # a storage of its own: a copy does not copy the slab
+            view.copy_(gradient)
+            gradient.data = view
+            self._moved[number] = view.data_ptr()
 
 
 def movable(parameter: torch.Tensor) -> bool:

@@ -1,6 +1,6 @@
 """The methods of a distributed optimizer: what a training loop calls, put before those of the optimizer's own class.
 
-Each asks the exchange to complete a round where that has not happened yet, then does what the original does. In the
+Each makes the exchange complete a round where that has not happened yet, then does what the original does. In the
 plain loop backward has completed it already. With one rank (or outside of the process set) `_hvd` is None, and the
 methods are the original's.
 """
@@ -19,7 +19,7 @@ from torch._compile import _disable_dynamo
 from ... import autotune, metrics
 from ...errors.user_warning import warn
 from ...ops import Average, Sum
-from ...training.gradient_tracker import GradientBook
+from ...training.gradient_tracker import GradientTracker
 from ..ops import plain
 from .averages import Combination
 from .buckets import InBuckets
@@ -74,7 +74,7 @@ class Copyless:
         """Backward passes after which the gradient is reduced."""
         if self._hvd is None:
             return dict.fromkeys(self._requires_update, self._hvd_passes)
-        return {parameter: self._hvd.book.left(number) for number, parameter in enumerate(self._hvd.wire.parameters)}
+        return {parameter: self._hvd.tracker.left(number) for number, parameter in enumerate(self._hvd.wire.parameters)}
 
 
 _compiling: Callable[[], bool] = getattr(torch.compiler, "is_compiling", lambda: False)
@@ -92,8 +92,8 @@ class Distributed(Copyless):
     def param_groups(self) -> list[dict[str, Any]]:
         """The parameter groups. GradScaler, which looks for infinities in them, finds averaged gradients always."""
         exchange: Any = self._hvd
-        due = exchange is not None and (not exchange.book.complete or exchange.behind) and not exchange.skipping
-        if due and asked_by_grad_scaler():
+        due = exchange is not None and (not exchange.tracker.complete or exchange.behind) and not exchange.skipping
+        if due and called_by_grad_scaler():
             exchange.complete()
             exchange.behind = None  # it decides as on the other ranks whether there is a step
         return self.__dict__["param_groups"]
@@ -105,7 +105,7 @@ class Distributed(Copyless):
     @property
     def backward_passes_per_step(self) -> int:
         """Backward passes whose gradients are summed before they travel."""
-        return self._hvd_passes if self._hvd is None else self._hvd.book.passes_per_step
+        return self._hvd_passes if self._hvd is None else self._hvd.tracker.passes_per_step
 
     @property
     def wait_in_backward(self) -> bool:
@@ -130,7 +130,7 @@ class Distributed(Copyless):
         """
         if self._hvd is not None:
             self._hvd.complete()
-            self._hvd.asked = True
+            self._hvd.synchronized = True
 
     @contextmanager
     def skip_synchronize(self) -> Iterator[None]:
@@ -162,12 +162,12 @@ class Distributed(Copyless):
         if self._hvd is None:
             yield
             return
-        book = self._hvd.book
-        before, book.accumulating = book.accumulating, True
+        tracker = self._hvd.tracker
+        before, tracker.accumulating = tracker.accumulating, True
         try:
             yield
         finally:
-            book.accumulating = before
+            tracker.accumulating = before
 
     def step(self, closure: Callable[[], Any] | None = None, *args: Any, **kwargs: Any) -> Any:
         """Step on the reduced gradients, as the original does.
@@ -197,7 +197,7 @@ class Distributed(Copyless):
             return result
         took, within = 0, False
         try:
-            unready = not exchange.book.complete or exchange.asked or exchange.behind
+            unready = not exchange.tracker.complete or exchange.synchronized or exchange.behind
             if unready and self._rests(closure is not None):
                 return None
             begun = _now()
@@ -212,7 +212,7 @@ class Distributed(Copyless):
         except BaseException:
             exchange.left_behind(within)
             raise
-        exchange.book.reset()
+        exchange.tracker.reset()
         exchange.behind = exchange.untaken = None
         if begun:
             metrics.step(self, took)
@@ -230,22 +230,22 @@ class Distributed(Copyless):
             raise apart(exchange.behind)
         rests, exchange.resting = exchange.resting and not closure, False
         if rests:
-            exchange.asked = False
+            exchange.synchronized = False
         elif exchange.skipping or closure:
-            if exchange.book.under_way() or exchange.failed is not None:
+            if exchange.tracker.in_flight() or exchange.failed is not None:
                 exchange.finish()
-        elif not exchange.book.complete:
+        elif not exchange.tracker.complete:
             exchange.finish()
-        elif exchange.asked:
+        elif exchange.synchronized:
             warn(_SLOW_STEP)
-        exchange.asked = False
+        exchange.synchronized = False
         return bool(rests)
 
     def _averaging(self, closure: Callable[[], Any]) -> Callable[[], Any]:
         exchange: Any = self._hvd
 
         def averaged() -> Any:
-            exchange.book.complete = False
+            exchange.tracker.complete = False
             loss = closure()
             exchange.resting = False
             exchange.complete()
@@ -262,7 +262,7 @@ class Distributed(Copyless):
 
     @_disable_dynamo
     def zero_grad(self, *args: Any, **kwargs: Any) -> None:
-        """The original's zero_grad (set_to_none=...). What is under way is waited for and dropped."""
+        """The original's zero_grad (set_to_none=...). What is in flight is waited for and dropped."""
         if self._hvd is not None:
             self._hvd.restart()
         super().zero_grad(*args, **kwargs)  # type: ignore[misc]
@@ -291,8 +291,8 @@ class Distributed(Copyless):
         Raises:
             ValueError: below 1.
         """
-        book = GradientBook() if self._hvd is None else self._hvd.book
-        book.passes_per_step = passes
+        tracker = GradientTracker() if self._hvd is None else self._hvd.tracker
+        tracker.passes_per_step = passes
         self._hvd_passes = passes
 
     def register_comm_hook(self, state: Any, hook: Callable[[Any, Any], Any], bucket_cap_mb: float = 25.0) -> None:
@@ -326,7 +326,7 @@ class Distributed(Copyless):
         self._hvd.carrier = InBuckets(self._hvd, state, hook, bucket_cap_mb)
 
 
-def asked_by_grad_scaler() -> bool:
+def called_by_grad_scaler() -> bool:
     """Whether the property is read by GradScaler: it looks for infinities, on which all ranks must agree."""
     return sys._getframe(2).f_globals.get("__name__") == "torch.amp.grad_scaler"
 
@@ -352,7 +352,7 @@ class Delta(Copyless):
     @property
     def param_groups(self) -> list[dict[str, Any]]:
         """The parameter groups."""
-        if asked_by_grad_scaler():
+        if called_by_grad_scaler():
             self._hvd_delta.agree_on_infinities()
         return self.__dict__["param_groups"]
 

@@ -1,14 +1,14 @@
-"""Reducer: the state of a distributed optimizer, and the way of a gradient from its hook to its average.
+"""Reducer: the state of a distributed optimizer, and the path of a gradient from its hook to its average.
 
 Hooks (`hooks`) note which gradients backward has added to. Where a run of them ends (`ReadyOrder`), and at the end of
-the pass, the gradient book says which of those noted are due, and they are sent in one call while backward goes on.
-When the outermost pass ends and closes its window, the rest is sent and everything is waited for; so clipping and
+the pass, the gradient tracker decides which of those noted are due, and they are sent in one call while backward goes
+on. When the outermost pass ends and closes its window, the rest is sent and everything is waited for; so clipping and
 unscaling between backward and step see averages.
 
 Invariants:
   - A rank sends every trainable parameter exactly once per round, in any order. Where backward did not reach one, zeros
-    travel. Every n-th round of an optimizer meets the others' n-th: ranks that run different numbers of passes between
-    steps do not fit together, except that a rank may skip backward: its `step` sends everything.
+    travel. Every n-th round of an optimizer is matched with the others' n-th: ranks that run different numbers of
+    passes between steps do not fit together, except that a rank may skip backward: its `step` sends everything.
   - A round is over before a pass adds to gradients again. What arrived is then made fit to be reduced once more.
   - A gradient is sent after all hooks of its parameter have run, so those of the user have changed what they change.
 
@@ -26,40 +26,40 @@ import torch
 from ... import _core
 from ...errors import HvdError, HvdMismatchError, is_outcome
 from ...ops import Average
-from ...training.gradient_tracker import GradientBook
+from ...training.gradient_tracker import GradientTracker
 from . import backward_pass as passes
 from .buckets import Carrier, EachAlone
-from .failed_backward import VOID, Mark, Skipping, Skips, Untaken, apart, nothing_to_step_with, parted, skip, told
+from .failed_backward import VOID, Mark, Skipping, Skips, Untaken, apart, nothing_to_step_with, parted, skip, skip_error
 from .gradient_codec import Flight, Wire
 from .gradient_memory import GradientMemory, take_over
 from .hooks import Hooks, Now, ReadyOrder
 
 _serials = itertools.count()
 _current_task = passes.task_number
-_arrived = _core.lib.hvd_arrived  # what a step needs is under way; what is submitted later is not waited for
+_arrived = _core.lib.hvd_arrived  # what a step needs is in flight; what is submitted later is not waited for
 
 
 class Exchange(Skipping):
-    """Names, hooks, and gradients under way."""
+    """Names, hooks, and gradients in flight."""
 
     def __init__(self, wire: Wire, passes_per_step: int) -> None:
         self.serial = next(_serials)
         self.wire = wire
-        self.book = GradientBook(passes_per_step)
+        self.tracker = GradientTracker(passes_per_step)
         self.carrier: Carrier = EachAlone(self)
         self.in_flight: dict[int, Flight] = {}
         self.order = ReadyOrder()
         self.hooks = Hooks(self, self.order.ends, wire.writers)
         self.wait_in_backward = True
         self.skipping = False  # within skip_synchronize
-        self.asked = False  # the user called synchronize since the last backward
+        self.synchronized = False  # the user called synchronize since the last backward
         self.lost: str | None = None  # a parameter that a newer optimizer has taken over
         self._lock = threading.RLock()
         self._open: set[passes.Backward] = set()
         self._task, self._pass, self._nested = -1, -1, False
         self._plain = True  # in this round no gradient needed a guard
         self._first_pass = False  # the next pass is the first of a step, and not of all
-        self.places = GradientMemory()
+        self.memory = GradientMemory()
         self.failed: list[Exchange] | None = None  # a pass with an exception has reached these
         self.skips = Skips()
         self.behind: str | None = None  # by an exception: why this rank may not take the step that the others take
@@ -71,7 +71,7 @@ class Exchange(Skipping):
     def add(self, parameter: torch.Tensor, name: str) -> None:
         """One more parameter."""
         take_over(self, parameter, name)
-        number = self.book.add()
+        number = self.tracker.add()
         self.wire.parameters.append(parameter)
         self.wire.names.append(name)
         self.order.add(parameter.numel() * parameter.element_size())
@@ -86,7 +86,7 @@ class Exchange(Skipping):
                 if passes.only_captures(self.wire.parameters[number]):
                     return
                 self._enter(task)
-            if self.book.is_sent(number):
+            if self.tracker.is_sent(number):
                 self._recall(number)
 
     def ready(self, number: int) -> None:
@@ -95,7 +95,7 @@ class Exchange(Skipping):
             task = _current_task()
             if task != self._task or task < 0:
                 self._enter(task)
-            if self.book.is_sent(number):
+            if self.tracker.is_sent(number):
                 self.hooks.arm()
                 raise HvdError(
                     f"a backward pass added to the gradient of {self.wire.names[number]!r} again during its average, "
@@ -107,8 +107,8 @@ class Exchange(Skipping):
                 return
             self._late.pop(number, None)
             self._send_late()
-            self.book.reached(number, self._pass)
-            if self.book.due(number, self._nested):
+            self.tracker.reached(number, self._pass)
+            if self.tracker.due(number, self._nested):
                 self._late[number] = None
 
     def run_ends(self) -> None:
@@ -143,34 +143,34 @@ class Exchange(Skipping):
         if not self._open:
             if self.failed is not None:
                 skip(self)
-            if self.book.under_way():
+            if self.tracker.in_flight():
                 self.finish()
             if self.behind:
                 self.look_behind()
-        self._tell()
+        self._report()
         self.order.begin()
         if self._first_pass:
             self._first_pass = False
-            self.places.look(self.wire.parameters)
+            self.memory.look(self.wire.parameters)
         self._add_on()
-        self.asked = self.resting = False
-        self.book.begun()
+        self.synchronized = self.resting = False
+        self.tracker.begun()
         if backward is not None:
             self._open.add(backward)
 
-    def _tell(self) -> None:
-        if not self.book.under_way():
+    def _report(self) -> None:
+        if not self.tracker.in_flight():
             wire = self.wire
-            wire.tells = None if self.untaken is None else self.untaken.told_by(wire.names, wire.agreement.silent)
+            wire.reporting = None if self.untaken is None else self.untaken.reporter(wire.names, wire.agreement.silent)
 
     def _add_on(self) -> None:
         """What was reduced will be reduced again, with something added to it."""
         if self.wire.predivide != 1.0:
             self.wire.refresh()
-        if self.book.reduced:
+        if self.tracker.reduced:
             with torch.no_grad():
                 self.wire.again(range(len(self.wire.names)))
-            self.book.reduced = False
+            self.tracker.reduced = False
 
     def _recall(self, number: int) -> None:
         """A pass reaches once more what has been sent in this round: let it arrive, to be sent again."""
@@ -178,30 +178,30 @@ class Exchange(Skipping):
         flight = self.in_flight.get(number)
         if flight is None:
             self.carrier.take_back(number)
-            self.book.recall(number)
+            self.tracker.recall(number)
             return
         again = (number,) if flight.each_alone else flight.numbers
         with torch.no_grad():
-            flight.land()
+            flight.complete()
             self.wire.again(again)
         for each in again:
             del self.in_flight[each]
-            self.book.recall(each)
+            self.tracker.recall(each)
 
     def left(self, backward: passes.Backward) -> bool:
         """A pass is over; whether a round is complete and to be waited for."""
         with self._lock:
             self._send_noted(quiet=self.wait_in_backward)
             self._closed(backward)
-            return self.book.ended() and not self._open and self.wait_in_backward
+            return self.tracker.ended() and not self._open and self.wait_in_backward
 
     def abandoned(self, backward: passes.Backward) -> None:
-        """A pass has ended with an exception. What it has reached may be under way when the next one begins."""
+        """A pass has ended with an exception. What it has reached may be in flight when the next one begins."""
         with self._lock:
             self._plain = False
             self._settle()
             self.hooks.arm()
-            if self.book.under_way() or self._late or (self.hooks.noted and self.book.closes()):
+            if self.tracker.in_flight() or self._late or (self.hooks.noted and self.tracker.closes()):
                 self.fail(backward.participants)  # what is left is not sent: it would complete the round elsewhere
             else:
                 self._send_noted()
@@ -229,7 +229,7 @@ class Exchange(Skipping):
         if noted:
             numbers = noted[:]
             del noted[: len(numbers)]
-            due = self.book.reached_once(numbers, self._pass)
+            due = self.tracker.reached_once(numbers, self._pass)
             if due:
                 self._go(due, quiet)
 
@@ -237,7 +237,7 @@ class Exchange(Skipping):
         if self.wire.start.looks_at_data():
             self.wire.note_data(numbers)
         self.carrier.all_ready(numbers, quiet)
-        self.book.all_sent(numbers)
+        self.tracker.all_sent(numbers)
         self.order.ready(numbers)
 
     def send_rest(self) -> None:
@@ -250,11 +250,11 @@ class Exchange(Skipping):
         with self._lock, torch.no_grad():
             if not self._open:
                 self.wire.writers.forget()
-            self._tell()
+            self._report()
             self._send_noted(quiet=True)
             self._add_on()
             parameters = self.wire.parameters
-            unsent = self.book.unsent()
+            unsent = self.tracker.unsent()
             left = [n for n in unsent if parameters[n].requires_grad or parameters[n].grad is not None]
             if left:
                 self._go(left, True)
@@ -271,14 +271,14 @@ class Exchange(Skipping):
                 self._plain = False
                 self.carrier.differ(agreement.partly)
         self.carrier.settled(lacking)
-        self.book.all_sent(lacking)
+        self.tracker.all_sent(lacking)
 
     def _landings(self) -> Iterator[Callable[[], None]]:
         yield self._send_lacking
-        yield from [each.land for each in dict.fromkeys(self.in_flight.values())]
+        yield from [each.complete for each in dict.fromkeys(self.in_flight.values())]
         yield self.wire.round_over
 
-    def land(self) -> Exception | None:
+    def complete_round(self) -> Exception | None:
         """Wait for all; the first failure. What a signal handler raises comes out at once: it may be called again."""
         failure: Exception | None = None
         skipped: HvdMismatchError | None = None
@@ -290,17 +290,17 @@ class Exchange(Skipping):
                 except Exception as error:
                     if not is_outcome(error):
                         raise
-                    skipped = skipped or told(error)
+                    skipped = skipped or skip_error(error)
                     failure = skipped or (failure if wait != self.wire.round_over else None) or parted(error) or error
             self.in_flight.clear()
             if failure is None:
                 self.untaken = Untaken(self.wire.parameters)
-            self.book.completed()
+            self.tracker.completed()
             adds_on = self.wire.op == Average or self.wire.weights is not None
-            self._over(failure is None and adds_on and self.wait_in_backward and not self.book.seen_twice())
-            self.places.move_in(self.wire.parameters)
+            self._over(failure is None and adds_on and self.wait_in_backward and not self.tracker.seen_twice())
+            self.memory.move_in(self.wire.parameters)
             if failure is not None:
-                self.book.reset()
+                self.tracker.reset()
             if skipped is not None:
                 self.behind, self.void = VOID, Mark(self.wire)
         return failure
@@ -314,7 +314,7 @@ class Exchange(Skipping):
             raise refusal
         try:
             self.send_rest()
-            failure = self.land()
+            failure = self.complete_round()
         except BaseException:
             self.left_behind()
             raise
@@ -326,7 +326,7 @@ class Exchange(Skipping):
         alone."""
         if self.behind is VOID:
             raise apart(VOID)
-        if not (self.book.complete or self.resting):
+        if not (self.tracker.complete or self.resting):
             self.finish()
 
     def restart(self, drop: bool = False) -> None:
@@ -337,7 +337,7 @@ class Exchange(Skipping):
         raised: Exception | None = None
         if self.behind and self.behind is not VOID and self.failed is None and not drop:
             raise apart(self.behind)
-        if self.failed is not None or self.book.under_way():
+        if self.failed is not None or self.tracker.in_flight():
             try:
                 if self.failed is not None:
                     skip(self)
@@ -356,8 +356,8 @@ class Exchange(Skipping):
         self.in_flight.clear()
         self._late.clear()
         self.hooks.noted.clear()
-        self.book.reset()
-        self.asked = False
+        self.tracker.reset()
+        self.synchronized = False
         if raised is not None:
             raise raised
 
