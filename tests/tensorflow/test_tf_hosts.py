@@ -19,7 +19,7 @@ PROGRAM = f"""
 import faulthandler, sys
 faulthandler.dump_traceback_later(280)  # before the test gives up: where it stands
 sys.path.insert(0, {str(HERE)!r})
-import numpy as np, tensorflow as tf, hvdlite.tensorflow as hvd
+import ranks, numpy as np, tensorflow as tf, hvdlite.tensorflow as hvd
 from test_adasum import given, tree
 hvd.init()
 rank, size = hvd.rank(), hvd.size()
