@@ -103,7 +103,7 @@ struct hvd_suspicion {
     char text[320];
 };
 
-/* flight.c: where records go, and whether one is due. */
+/* events.c: where records go, and whether one is due. */
 struct hvd_flight {
     char *folder;  /* NULL: nowhere, unless told */
     char host[96]; /* what this host is called */
@@ -307,7 +307,7 @@ const char *hvd_engine_kind(int kind);
 /* names.c: what carried a bucket, from an event's `by`: a plane, or "votes", or "cpu". Static. */
 const char *hvd_engine_carrier(int by);
 
-/* flight.c: what the ring is told, and its records. A request of this engine is under way; it is watched by a waiting
+/* events.c: what the ring is told, and its records. A request of this engine is under way; it is watched by a waiting
  * thread, or no more; the set's bucket begins; its plan was taken (before it is on the agenda). end: the request is
  * finished otherwise than in a bucket. */
 int hvd_flight_open(struct hvd_engine *engine, struct hvd_error *error);

@@ -3,7 +3,7 @@
 F and B are a micro-batch's forward and backward through the layers (chunk.py), U an update with the gradients since the
 last one. The list comes from a pure function (schedule.py), so all stages' lists are checked together before anything
 runs, and the runner looks ahead: what the next actions will receive is posted now and arrives while this one computes.
-Which weights an action sees is the update policy's (weights.py), what an update does besides stands in finish.py.
+Which weights an action sees is the update policy's (weights.py). What an update does besides is in optimizer_step.py.
 
 Micro-batches are numbered through the whole run, and backwards come in the order of the numbers: so gpipe, 1f1b and one
 process that accumulates add gradients in one order, and agree bit by bit.

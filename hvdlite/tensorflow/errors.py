@@ -65,7 +65,7 @@ def as_tensorflow(error: Exception) -> Exception:
         return error
     for ours, theirs in _CLASSES:
         if isinstance(error, ours):
-            if "another rank has joined" in str(error):  # as in Horovod; flight.c likewise
+            if "another rank has joined" in str(error):  # as in Horovod; inflight.c likewise
                 theirs = tf.errors.FailedPreconditionError
             both = _both(type(error), theirs)(None, None, str(error))  # type: ignore
             if isinstance(error, HvdError):

@@ -212,7 +212,7 @@ def play_members(given: Input) -> None:
 
 def _book(store: server.StoreServer, size: int, clock: fakes.Clock) -> Membership:
     events = Events(*(lambda *said: None for _ in Events._fields))
-    book = Membership(Terms(1, None, size, 9.0, None), JOB, store._tell, events, clock.monotonic)
+    book = Membership(Terms(1, None, size, 9.0, None), JOB, store._send_frame, events, clock.monotonic)
     for number in range(size):
         book.started(number, "a", number)
     return book
@@ -228,7 +228,7 @@ def play_store(given: Input, elastic: bool = False) -> None:
     store._secret, store._on_abort = SECRET, lambda *record: aborts.append(record)
     store._listener, store._selector = listening, selector
     store._strangers, store._guests, store._members, store._watchers, store.left = [], [], {}, [], set()
-    book = None if elastic else epochs.Epochs(size, JOB, store._tell, None, servers)
+    book = None if elastic else epochs.Epochs(size, JOB, store._send_frame, None, servers)
     store._epochs, store.servers = book or _book(store, size, clock), server.Serving(book, store._send)
     selector.register(listening, 1, None)
     clients: list[_Client] = []
@@ -272,7 +272,7 @@ def play_listener(given: Input) -> None:
     made = accepting.Listener.__new__(accepting.Listener)
     made.secret, made.mine = SECRET, peer_auth.Claim(4, JOB, 0, -1, 1, "")
     made._sock, made._selector = fakes.Listening(), fakes.Selector()
-    made._wanted, made._kept, made._strangers, made._paused = {}, {}, [], None
+    made._awaited, made._kept, made._strangers, made._paused = {}, {}, [], None
     made._lock = nullcontext()
     made._selector.register(made._sock, 1, None)
     peers: list[tuple[fakes.Socket, tuple[int, str] | None]] = []
@@ -293,7 +293,7 @@ def play_listener(given: Input) -> None:
         for _ in range(given.below(64)):
             stranger = next((each for each in made._strangers if each.sock is sock), None)
             if stranger is not None:
-                made._hear(stranger)
+                made._receive(stranger)
     for key, stream in made._kept.items():
         assert [key] == [told for sock, told in peers if sock is stream.sock] and key[0] > made.rank
         assert stream.sock.unread_after(peer_auth.ANSWER_BYTES + 1)  # what follows is the core's

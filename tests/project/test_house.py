@@ -30,7 +30,8 @@ PURE_FORBIDDEN = re.compile(
 PLUG_INS = ("plane", "algo", "link", "codec")  # csrc/plane/x.c exports hvd_plane_x and nothing else
 # Words of our own making that the terms of the field have replaced, in identifiers and first lines of the sources.
 RETIRED = re.compile(
-    r"(?<![a-z])(branches|desk|flying|landed|lent|muster|pulse|rider|sayings?|seats?|sheet|shelf|whoever)(?![a-z])"
+    r"(?<![a-z])(book|branches|desk|flying|heard|land(ed|ing|s|)|lent|muster|pulse|rider|said|sayings?|seats?|sheet|shelf|"
+    r"told|under_way|whoever)(?![a-z])"
 )
 RETIRED_FILES = re.compile(
     r"_?(allocated|asked|built|called|carried|checked|counted|failing|given|kept|late|launched|leashed|logged|measured|"

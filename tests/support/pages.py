@@ -135,7 +135,7 @@ def read_flags(block: Block) -> None:
         while words and re.fullmatch(r"[A-Z_]+=.*", words[0]):
             words.pop(0)
         if words[:1] == ["hvdlite-run"]:
-            cli._asked(words[1:])
+            cli._parsed(words[1:])
 
 
 def path_with_programs() -> str:
