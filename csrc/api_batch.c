@@ -1,9 +1,9 @@
 /* api_batch.c - the public C API, continued: many requests in one call, and looking into the engine from outside.
  *
  * See api.c for the rules, which hold here, too: every call counts itself in and out, and a failure writes one
- * sentence. These are only ways in: engine/batch.c does the work of the first two; then come the end of the script,
- * tuning, the trace and the timeline made of it, counters, and what memory is used for (engine/memory_use.c). Nothing
- * is remembered here.
+ * sentence. These are only ways in: engine/submit_batch.c does the work of the first two; then come the end of the
+ * script, tuning, the trace and the timeline made of it, counters, and what memory is used for (engine/memory_use.c).
+ * Nothing is remembered here.
  */
 #include "api.h"
 #include "trace/spans.h"

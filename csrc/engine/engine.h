@@ -10,7 +10,7 @@
  *   shm_votes.c       votes inside a host; host_votes/: between hosts, and small tensors that travel with them
  *   drain.c           requests go to the coordinators; execution/: agreed work goes to planes
  *   stream_watch.c    how the engine thread sleeps on streams (state/streams.c)
- *   stall/            what waits for too long, and for whom; who does not answer. lifecycle/stall_clock.c: when
+ *   stall/            what waits for too long, and for whom; who does not answer. lifecycle/stall_check.c: when
  *   abort.c           death and abort; state/failure.c: how that is told; lifecycle/shutdown.c: how a rank leaves
  *   flight_recorder/  what happened, in a ring and in a file; what training steps cost
  *   deferred_wake.c   submissions that wake nobody now, and are sent within a millisecond
@@ -323,7 +323,7 @@ void hvd_flight_ask(struct hvd_engine *engine, uint32_t why);
 void hvd_flight_due(struct hvd_engine *engine);
 /* dump.c: the record itself, in JSON. waiting: a text to be freed. */
 char *hvd_record_waiting(struct hvd_engine *engine);
-/* timeline.c: see hvd_timeline_follow. */
+/* timeline_rows.c: see hvd_timeline_follow. */
 int hvd_engine_follow(struct hvd_engine *engine, struct hvd_follower *follower, struct hvd_spans *spans);
 int hvd_record_write(struct hvd_engine *engine, const char *folder, bool guarded, uint32_t why, char *path,
                      size_t path_bytes, struct hvd_error *error);

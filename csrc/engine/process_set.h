@@ -131,8 +131,8 @@ struct hvd_set {
     bool probing;        /* enter a round, to see who answers; see silence.c */
     int waited;          /* ticks without progress */
     uint64_t progress;
-    uint64_t moved, moved_ns;       /* stall_clock.c: progress, and when it was last another one */
-    uint64_t planned, planned_ns;   /* stall_clock.c: `plans`, likewise */
+    uint64_t moved, moved_ns;       /* stall_check.c: progress, and when it was last another one */
+    uint64_t planned, planned_ns;   /* stall_check.c: `plans`, likewise */
     struct hvd_link_counts crossed; /* that the engine has counted */
     bool left;                      /* a member has left, agreed: nothing more is voted on */
     int leaver;                     /* who, by its number in the job */

@@ -125,7 +125,7 @@ struct hvd_tf_words {
     double prescale, postscale;
     uint64_t hash; /* of the key */
     char *key;
-    char *list; /* not empty: it stands before a list of others, and this is the list (list.c) */
+    char *list; /* not empty: it stands before a list of others, and this is the list (list_mismatch.c) */
 };
 
 /* One collective under way. See inflight.c. */
@@ -174,10 +174,10 @@ bool hvd_tf_in_no_order(const struct hvd_tf_flight *flying, const struct hvd_tf_
 char *hvd_tf_say_in_no_order(const char *name); /* the error of it, to be freed */
 uint64_t hvd_tf_hash(const char *text);
 
-/* list.c; the thread of inflight.c, when a flight has ended. True: ranks have other lists, and it is to be submitted
- * again as their exchange. False: it has really ended; after an exchange with all lists in its text. */
+/* list_mismatch.c; the thread of inflight.c, when a flight has ended. True: ranks have other lists, and it is to be
+ * submitted again as their exchange. False: it has really ended; after an exchange with all lists in its text. */
 bool hvd_tf_list_asks(struct hvd_tf_flight *flight);
-/* list.c; any thread. A list is about to be submitted: if it is of gradients, a training step begins. */
+/* list_mismatch.c; any thread. A list is about to be submitted: if it is of gradients, a training step begins. */
 void hvd_tf_list_begins(const struct hvd_tf_flight *flight);
 void hvd_tf_lists_anew(void); /* any thread: a life of the job begins, in which whose steps count is not known */
 

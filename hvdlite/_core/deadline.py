@@ -2,7 +2,7 @@
 
 The limit ends a call, not the collective: one rank cannot withdraw what ranks have voted for. The core keeps the
 memory, and the holder of the handle may wait again. From then on the job's own limits ignore this collective. The call
-asks all ranks which ranks are missing (csrc/engine/lifecycle/stall_clock.c): some milliseconds, and up to three seconds
+asks all ranks which ranks are missing (csrc/engine/lifecycle/stall_check.c): some milliseconds, and up to three seconds
 more if a rank does not answer. If the collective has completed meanwhile, the call returns its result.
 """
 

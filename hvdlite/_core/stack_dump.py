@@ -1,5 +1,5 @@
 """Python stack of this rank, for the report of a stalled collective. The core takes it when others wait for it
-(csrc/engine/lifecycle/stall_clock.c).
+(csrc/engine/lifecycle/stall_check.c).
 
 faulthandler writes the stack of a thread from a signal handler: it needs neither the GIL nor a Python that gets on. It
 is registered once per process, for a real-time signal without another handler (SIGUSR1 and SIGUSR2 are the user's),

@@ -1,6 +1,6 @@
 """Bound on how long a thread waits for a collective when nothing else ends the wait.
 
-HVDLITE_COLLECTIVE_TIMEOUT is the core's to keep (csrc/engine/lifecycle/stall_clock.c): it ends the job with a text that
+HVDLITE_COLLECTIVE_TIMEOUT is the core's to keep (csrc/engine/lifecycle/stall_check.c): it ends the job with a text that
 names the missing ranks, whether a thread waits or not. If the core itself hangs, a thread that waits in Python gives up
 after twice that time and some seconds. It then fails the whole job with what it knows: this rank and the tensor. Only a
 waiting thread checks, each time that the core returns to Python; join may wait without a limit. Waits outside of Python

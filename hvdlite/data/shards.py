@@ -23,7 +23,7 @@ from ..process_sets.process_set import ProcessSet, global_process_set
 from .first_batch import FirstBatch
 from .rows import columns, count, taken
 from .same_items import require_same_data, require_same_items
-from .shared_number import SharedNumber
+from .shared_epoch import SharedNumber
 
 UNEVEN = ("pad", "drop", "keep")
 _SET_ITERATOR: type = type(iter(set()))

@@ -26,8 +26,8 @@ from typing import Any
 from ..errors import HvdArgumentError
 from ..ops import Average
 from .backend import keras
-from .copies import Copied
 from .initial_check import NOT_AVERAGED
+from .optimizer_copies import Copied
 
 Pairs = Iterable[tuple[Any, Any]]
 AGGREGATE = "experimental_aggregate_gradients"  # all optimizers of Keras 2 take it

@@ -5,7 +5,7 @@ only, its list of gradients is shorter. The collectives of the others would wait
 has. So before a list goes an allreduce of no elements, under one name, whose shape says how long the list is and what
 is in it: the core compares shapes anyway. Only if they differ do all ranks exchange their lists, and all raise the same
 error; where they cannot, since another rank has joined, each shows its own. Nodes of a graph do the same
-(csrc/tensorflow/list.c), and a rank that runs eagerly is matched with one that does not.
+(csrc/tensorflow/list_mismatch.c), and a rank that runs eagerly is matched with one that does not.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ..ops import Sum
 from ..process_sets.process_set import ProcessSet, global_process_set, number_of
 from ..training.consistency import mismatch
 
-_SHOWN, _SHOWN_LETTERS = 4, 200  # as in list.c
+_SHOWN, _SHOWN_LETTERS = 4, 200  # as in list_mismatch.c
 SAME_VARIABLES = (
     "Make the same variables on all ranks before they are sent: build the model and the optimizer "
     "(optimizer.build(model.trainable_variables)) on all of them."

@@ -4,8 +4,8 @@
 
 The new optimizer is of a class made of our `apply` and the given optimizer's class, and takes over its state;
 isinstance, schedules and saving see the original (as its `__class__`, too), and a saved model opens without hvdlite
-(then with the plain optimizer; hvd.load_model makes it distributed again). Copies are distributed (copies.py). Keras's
-own accumulation, clipping, averaging of weights and loss scaling come after ours.
+(then with the plain optimizer; hvd.load_model makes it distributed again). Copies are distributed
+(optimizer_copies.py). Keras's own accumulation, clipping, averaging of weights and loss scaling come after ours.
 
 Loss scaling asks whether gradients are finite before it applies them. Where it wraps a distributed optimizer, as
 model.compile does with mixed_float16, ranks would disagree about that, and some would wait for ever: there all ranks
@@ -33,8 +33,8 @@ from .accumulation_state import ATTRIBUTE, Window
 from .arguments import check_built
 from .backend import keras
 from .consistency import state_of
-from .copies import Copied, plain_of, teach
 from .legacy import Legacy, kinds, of_loss_scale, put_inside
+from .optimizer_copies import Copied, plain_of, teach
 from .xla import stay_out_of_xla
 
 _OF_KERAS_2 = (

@@ -22,8 +22,8 @@ from ..errors.user_warning import warn
 from ..ops.arguments import NoneCompressor
 from .accumulation_state import saved, terms_of
 from .backend import backend, keras, legacy, ops
-from .copies import put_around
 from .optimizer import Distributed, Legacy
+from .optimizer_copies import put_around
 
 
 def load_model(

@@ -9,10 +9,10 @@
     (step_logger.py)
 
 A step ends where an optimizer of hvdlite's has stepped or has averaged its gradients; in a graph of TensorFlow nobody
-sees that, and a step ends where the next list of gradients is about to be averaged (csrc/tensorflow/list.c), unless the
-script says so. training/step_source.py says whose steps count. Nothing here
-communicates unless it says so, and nothing runs beside the training unless an option asks for it: steps.jsonl
-(step_log.py), the port for Prometheus (aggregator.py).
+sees that, and a step ends where the next list of gradients is about to be averaged (csrc/tensorflow/list_mismatch.c),
+unless the script says so. training/step_source.py says whose steps count. Nothing here communicates unless it says so,
+and nothing runs beside the training unless an option asks for it: steps.jsonl (step_log.py), the port for Prometheus
+(aggregator.py).
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
     forward   take the input from the chunk before (or from x), compute, send copies of the output on
     backward  take its gradient from the chunk behind, backward, send the input's gradient back
 
-A stage is one chunk, or several with the schedule "interleaved". How tensors travel is the edges' (edge.py).
+A stage is one chunk, or several with the schedule "interleaved". How tensors travel is the edges' (stage_link.py).
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from torch.func import functional_call
 from torch.utils.checkpoint import checkpoint as recomputed
 
 from ..errors.user_warning import warn
-from .edge import Edge, Look, looks_of
 from .stage import as_arguments
+from .stage_link import Edge, Look, looks_of
 from .structure import put_together
 
 

@@ -27,10 +27,10 @@ from . import micro_batches
 from . import schedule as schedules
 from .checkpoint import Saved
 from .chunk import Chunk
-from .edge import Edge
 from .optimizer_step import StageUpdate, digests, ties_of
 from .settings import agree, check_parts, chosen, named, number_of, same_start
 from .stage import chunks_on
+from .stage_link import Edge
 from .structure import copied, joined
 from .weights import Policy, StagePosition
 

@@ -9,8 +9,8 @@
     hvd.rpc.serve()                                # until all ranks are here
     hvd.shutdown()
 
-calls.py: sockets, threads, and how calls end. messages.py: names of functions, and what is pickled. tables.py: what a
-rank remembers. references.py: values that stay where they were made. docs/guides/rpc.md is the guide.
+calls.py: sockets, threads, and how calls end. messages.py: names of functions, and what is pickled. call_tables.py:
+what a rank remembers. references.py: values that stay where they were made. docs/guides/rpc.md is the guide.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from __future__ import annotations
 from typing import Any
 
 from ..process_sets.process_set import global_process_set, rank_in
+from .call_tables import Future
 from .calls import running, start
 from .messages import whole
 from .references import Ref, make
-from .tables import Future
 
 __all__ = ["Future", "Ref", "call", "call_async", "remote", "serve", "start"]
 

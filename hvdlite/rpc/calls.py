@@ -29,9 +29,9 @@ from typing import Any
 from .. import _core, config
 from ..errors import HvdError
 from ..lifecycle import init
+from .call_tables import Future, Kept, Waiting
 from .messages import TEXT_MAX, found, packed_refs, pickled, raised, taken, unpickled, whole
 from .sockets import Sockets
-from .tables import Future, Kept, Waiting
 
 _CALL, _UP, _DOWN, _HERE, _BYE = b"call", b"up", b"down", b"here", b"bye"  # to a rank
 _VALUE, _ERROR, _COUNTED, _LEFT = b"value", b"error", b"counted", b"gone"  # back from it

@@ -12,7 +12,7 @@ on: a relay has an end of its own, which one side sees and the other does not. B
 as well.
 
 The claim is what a purpose lets the connector state of itself; each purpose has one size of it, 0 bytes where it has
-none. The acceptor reads it only after the proof, and may refuse it by a verdict of its own (transport/peer_auth.py).
+none. The acceptor reads it only after the proof, and may refuse it by a verdict of its own (transport/peer_claim.py).
 
 From the same words come two keys, one for each direction, that sign what follows (framing.Session; the core's streams).
 

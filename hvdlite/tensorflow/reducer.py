@@ -137,7 +137,7 @@ class Reducer:
         return gradient is not None and key_of(owner) not in self._local
 
     def _stepped(self) -> None:
-        """Eagerly this is a step; while a graph is made it is none: csrc/tensorflow/list.c tells of those."""
+        """Eagerly this is a step; while a graph is made it is none: csrc/tensorflow/list_mismatch.c tells of those."""
         if tf.executing_eagerly():
             metrics.step(self)
 

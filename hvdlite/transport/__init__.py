@@ -17,7 +17,7 @@ members alone. Both detach the sockets and give their descriptors to the core, w
 
 A stranger, a half-open connection, a wrong secret, a replayed or reflected message, an earlier incarnation of the job:
 none of them can join, and none can keep others from joining (security/handshake.py says how peers prove themselves,
-peer_auth.py what).
+peer_claim.py what).
 
 Deliberately not here: what crosses the streams, encryption of it, and reconnecting (a lost stream is a lost peer).
 """

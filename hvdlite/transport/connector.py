@@ -26,7 +26,7 @@ from ..errors import HvdInitError, let_out
 from ..errors.codes import coded, uncoded
 from ..security import handshake
 from . import address as addressing
-from . import peer_auth
+from . import peer_claim
 from .listener import Delivery, Key, Listener, Stream
 
 ATTEMPT_S = 5.0  # one connection, from SYN to answer
@@ -34,7 +34,7 @@ AT_ONCE_MAX = 64  # connections being made by one call
 CHECK_S = 0.1
 SHOWN_MAX = 3  # ranks that an error describes in detail
 RETRY_S = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
-_LASTING = {peer_auth.WIRE, peer_auth.JOB, peer_auth.EPOCH, peer_auth.PURPOSE, handshake.RELAYED}
+_LASTING = {peer_claim.WIRE, peer_claim.JOB, peer_claim.EPOCH, peer_claim.PURPOSE, handshake.RELAYED}
 
 
 class _Dial:
@@ -99,7 +99,7 @@ class _Dial:
             while self.sock is not None and not self.done and self._reader():
                 pass
         except handshake.HandshakeError as error:
-            self.fail(uncoded(str(error)) or peer_auth.reason(error.verdict), lasting=error.verdict in _LASTING)
+            self.fail(uncoded(str(error)) or peer_claim.reason(error.verdict), lasting=error.verdict in _LASTING)
         except OSError as error:
             let_out(error)
             self.fail(error.strerror or str(error))
@@ -140,7 +140,7 @@ class _Dial:
         mine = self._listener.mine
         claim = mine._replace(source=mine.target, target=self.peer, purpose=self._purpose)
         ends = handshake.ends_of(self.sock, connects=True)
-        me = handshake.Connector(self._listener.secret, handshake.LINK, ends, peer_auth.pack(claim))
+        me = handshake.Connector(self._listener.secret, handshake.LINK, ends, peer_claim.pack(claim))
         self._reader = partial(self._answered, me)
         return self._write(me.answer(message))
 
@@ -149,7 +149,7 @@ class _Dial:
         if message is not None:
             assert self.sock is not None
             self.sock.keys = me.session(message).keys
-            self.done = self._write(peer_auth.CONFIRMED)
+            self.done = self._write(peer_claim.CONFIRMED)
         return False
 
     def _write(self, message: bytes) -> bool:
@@ -178,7 +178,7 @@ def connect(
     me = listener.rank
     if me in addresses:
         raise ValueError(f"rank {me} needs no stream to itself [HVD901]")
-    peer_auth.pack(listener.mine._replace(source=me, purpose=purpose))  # a purpose too long: ValueError
+    peer_claim.pack(listener.mine._replace(source=me, purpose=purpose))  # a purpose too long: ValueError
     known = {peer: _address(listener, peer, packed) for peer, packed in addresses.items()}
     nearest_first = sorted((peer for peer in known if peer < me), reverse=True)  # or else all would call rank 0 at once
     dials = [_Dial(listener, peer, known[peer], purpose) for peer in nearest_first]

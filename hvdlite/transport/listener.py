@@ -28,7 +28,7 @@ from .._core import WIRE_VERSION
 from ..errors import HvdInitError
 from ..security import connection_limits, handshake
 from . import address as addressing
-from . import peer_auth
+from . import peer_claim
 
 KEPT_MAX = 1024
 
@@ -98,7 +98,7 @@ class Listener:
     address: bytes  # packed: what other ranks need to connect
 
     def __init__(
-        self, sock: socket.socket, secret: bytes, mine: peer_auth.Claim, known: addressing.Address, scope: int
+        self, sock: socket.socket, secret: bytes, mine: peer_claim.Claim, known: addressing.Address, scope: int
     ) -> None:
         self.address = addressing.pack(known)
         self.known = known
@@ -200,7 +200,7 @@ class Listener:
 
     def _receive(self, stranger: _Stranger) -> None:
         """Reads what is there of the message that comes next, and not a byte more."""
-        whole = peer_auth.ANSWER_BYTES if stranger.key is None else len(peer_auth.CONFIRMED)
+        whole = peer_claim.ANSWER_BYTES if stranger.key is None else len(peer_claim.CONFIRMED)
         try:
             chunk = stranger.sock.recv(whole - len(stranger.held))
         except BlockingIOError:
@@ -214,7 +214,7 @@ class Listener:
             return
         elif stranger.key is None:
             self._judge(stranger)
-        elif stranger.held == peer_auth.CONFIRMED:
+        elif stranger.held == peer_claim.CONFIRMED:
             self._admit(stranger, stranger.key)
         else:
             self._drop(stranger)
@@ -231,7 +231,7 @@ class Listener:
             if self._send(stranger, reply):
                 self._drop(stranger)
             return
-        claim = peer_auth.unpack(handshake.claim_of(answer))
+        claim = peer_claim.unpack(handshake.claim_of(answer))
         key = (claim.source, claim.purpose)
         if self._is_outdated(stranger, key):
             self._drop(stranger)
@@ -239,10 +239,10 @@ class Listener:
             stranger.key, stranger.keys = key, session.keys
 
     def _verdict_on(self, packed: bytes) -> int:
-        claim = peer_auth.unpack(packed)
-        verdict = peer_auth.verdict_on(claim, self.mine)
+        claim = peer_claim.unpack(packed)
+        verdict = peer_claim.verdict_on(claim, self.mine)
         full = verdict == handshake.WELCOME and not self._has_room((claim.source, claim.purpose))
-        return peer_auth.FULL if full else verdict
+        return peer_claim.FULL if full else verdict
 
     def _is_outdated(self, stranger: _Stranger, key: Key) -> bool:
         """Has this peer come again for the same, later? If not, what it has begun earlier ends. Claims are heard in any
@@ -323,5 +323,5 @@ def listen(
             f"rendezvous ({error}): free a port, or raise the limit of open files (ulimit -n) [HVD114]"
         ) from None
     known = addressing.own_address([addressing.End(ip, port) for ip in ips], addressing.host_id())
-    mine = peer_auth.Claim(wire, job, epoch, source=-1, target=rank, purpose="")
+    mine = peer_claim.Claim(wire, job, epoch, source=-1, target=rank, purpose="")
     return Listener(sock, secret, mine, known, name[3] if family == socket.AF_INET6 else 0)

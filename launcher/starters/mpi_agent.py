@@ -10,9 +10,10 @@ Ranks with a rendezvous over MPI do not know the launcher's store. They report a
 sockets (hvdlite/mpi/launcher_agent.py), in the frames that they would send to the store; the agent passes that on
 before it reports the rank's end.
 
-What it has started is a process of its own, the carrier, above the agent and its guard (agent/guard.py): an MPI_Abort
-kills that (mpi4py calls it for an uncaught exception), and nothing else. The agent goes on as long as the launcher is
-there, which gets the rank's last words and its exit code, and decides when the ranks end (starter_sessions.py).
+What it has started is a process of its own, the carrier, above the agent and its watchdog (agent/watchdog.py): an
+MPI_Abort kills that (mpi4py calls it for an uncaught exception), and nothing else. The agent goes on as long as the
+launcher is there, which gets the rank's last words and its exit code, and decides when the ranks end
+(starter_sessions.py).
 
 The order comes in a variable, since an mpirun passes stdin on to one rank at most, and values of variables are in no
 argument list. Ranks do not inherit it: their rendezvous is over MPI, and needs no secret of the launcher.
@@ -34,7 +35,7 @@ from hvdlite import config
 from hvdlite.security import framing
 from hvdlite.system import python_command
 
-from ..agent import guard, process, rank_environment
+from ..agent import process, rank_environment, watchdog
 from ..agent.agent import FORWARDED, READ_BYTES, Agent
 from ..control import registration
 from ..control.ending import LOST
@@ -127,7 +128,7 @@ def main(order: dict[str, Any]) -> int:
     order.update(host=int(rank), environ=environ)
     if order["as_horovod"]:
         rank_environment.put_horovod_in_front(environ)
-    return abs(guard.guarded(partial(_serve, order), ends))
+    return abs(watchdog.watched(partial(_serve, order), ends))
 
 
 def _serve(order: dict[str, Any], hangup: int) -> int:
@@ -140,7 +141,7 @@ def _serve(order: dict[str, Any], hangup: int) -> int:
 
 
 def _carry(guard_pid: int) -> int:
-    """The carrier: there as long as the guard is. An MPI that sees another code than 0 ends the others' carriers."""
+    """The carrier: there as long as the watchdog is. An MPI that sees another code than 0 ends the others' carriers."""
     for number in (*FORWARDED, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
     status = os.waitpid(guard_pid, 0)[1]

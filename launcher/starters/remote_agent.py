@@ -22,7 +22,7 @@ from typing import Any
 
 from hvdlite import __version__, config
 
-from ..agent import guard, process, rank_environment, torch_environment
+from ..agent import process, rank_environment, torch_environment, watchdog
 from ..agent.agent import Agent
 from ..control import registration
 from ..control.ending import LOST
@@ -39,7 +39,7 @@ def main(order: dict[str, Any]) -> int:
     if order["host"] is None:  # started by srun with others
         order["host"] = order["hosts"][int(environ["SLURM_NODEID"])]
     order["environ"] = {**rank_environment.of_host(environ), **order["environ"]}
-    code = guard.guarded(partial(_serve, order), hangup)
+    code = watchdog.watched(partial(_serve, order), hangup)
     return code if code >= 0 else LOST
 
 
@@ -63,8 +63,8 @@ def serve(
     registration.ReportError.
 
     order: secret, address, timeout, silence, host, command, cwd and environ; without a command this host is only
-    examined (diagnostics/doctor.py). hangup: that of agent/guard.py. stays: see Agent. slots: for ranks here, where the
-    launcher does not know. kind: the agent to be.
+    examined (diagnostics/doctor.py). hangup: that of agent/watchdog.py. stays: see Agent. slots: for ranks here, where
+    the launcher does not know. kind: the agent to be.
     """
     secret = bytes.fromhex(order["secret"])
     examined = "command" not in order
@@ -93,7 +93,7 @@ def serve(
             given_up=lambda: _ended(hangup),
         )
         registration.keep_watch(streams[stream], stream == registration.CONTROL, order["silence"])
-    guard.lend(hangup, streams[registration.CONTROL])
+    watchdog.lend(hangup, streams[registration.CONTROL])
     process.rename(b"hvdlite-agent")
     if examined:
         from ..probe import host_probe  # late: jobs do without it
@@ -117,7 +117,7 @@ def serve(
         sessions=(sessions[control], sessions[output]),
     )
     agent.run()
-    guard.take_back(hangup, streams[control])
+    watchdog.take_back(hangup, streams[control])
     for sock in streams.values():  # their end is what the launcher waits for
         sock.close()
     return agent.code if agent.code is not None else LOST if agent.orphan else 0, agent.again

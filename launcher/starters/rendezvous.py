@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 from hvdlite.errors.codes import code_of, coded, uncoded
 from hvdlite.system.machine_id import host_id
 
-from ..agent import guard, process, rank_environment
+from ..agent import process, rank_environment, watchdog
 from ..agent.agent import FORWARDED
 from ..control import registration
 from ..control.ending import LOST
@@ -132,7 +132,7 @@ def join(
         "cwd": os.getcwd(),
         "environ": base,
     }
-    code = guard.guarded(partial(_serve, rdzv, order))
+    code = watchdog.watched(partial(_serve, rdzv, order))
     if code >= 0:
         return code
     if -code in FORWARDED:

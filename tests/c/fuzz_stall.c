@@ -1,10 +1,10 @@
 /* fuzz_stall.c - what comes over an edge of the tree of hosts while somebody asks who is missing
  * (engine/stall/inquiry.c).
  *
- * One rank per host. The leader under test runs the engine's own neighbor.c, inquiry.c, rank_status.c and finding.c
- * over links that are made of the input: frames WANT, ASK, ACCOUNT and FINDING, which are mostly what a neighbour would
- * send, and damaged where the input says so. The input also says when the leader has its turn, answers, wants to know,
- * and when time passes.
+ * One rank per host. The leader under test runs the engine's own neighbor.c, inquiry.c, rank_status.c and
+ * missing_ranks.c over links that are made of the input: frames WANT, ASK, ACCOUNT and FINDING, which are mostly what a
+ * neighbour would send, and damaged where the input says so. The input also says when the leader has its turn, answers,
+ * wants to know, and when time passes.
  *
  * What must hold: frames that leave are whole, and what they hold would be believed; texts have an end; only rank 0
  * makes findings, and only who was asked gives accounts. The job ends for what is no frame, and where rank 0 was to end

@@ -43,7 +43,7 @@ EXEMPT = {  # (file, function or class.function): reason
     ("hvdlite/plan/links.py", "from_json"): QUOTED,
     ("hvdlite/plan/links.py", "_rank"): QUOTED,
     ("hvdlite/plan/links.py", "_number"): QUOTED,
-    ("hvdlite/plan/pack.py", "_arc"): "Lovász proves that it is never raised",
+    ("hvdlite/plan/tree_packing.py", "_arc"): "Lovász proves that it is never raised",
     ("hvdlite/plan/registry.py", "file"): OTHERS,
     ("hvdlite/plan/table.py", "from_json"): QUOTED,
     ("hvdlite/plan/table.py", "moves_of"): QUOTED,

@@ -43,7 +43,7 @@ with _watched():
     from hvdlite.security import connection_limits as strangers
     from hvdlite.security import framing, handshake
     from hvdlite.transport import address as places
-    from hvdlite.transport import connector, peer_auth
+    from hvdlite.transport import connector, peer_claim
     from hvdlite.transport import listener as accepting
 
 SECRET, FALSE_SECRET = bytes(range(32)), bytes(32)
@@ -54,8 +54,8 @@ def play_proof(given: Input) -> None:
     """The handshake of two ranks: who proves nothing learns nothing, and each side hears what the other has said."""
     handshake.os, who = fakes.Os(), given.below(8)
     secret, purpose = SECRET if who else FALSE_SECRET, handshake.STORE if who == 1 else handshake.LINK
-    mine, ends = peer_auth.Claim(4, JOB, 0, -1, 1, ""), bytes(range(handshake.ENDS_BYTES))
-    packed, seen = bytearray(peer_auth.pack(mine._replace(source=2, purpose="set 0"))), bytearray(ends)
+    mine, ends = peer_claim.Claim(4, JOB, 0, -1, 1, ""), bytes(range(handshake.ENDS_BYTES))
+    packed, seen = bytearray(peer_claim.pack(mine._replace(source=2, purpose="set 0"))), bytearray(ends)
     for each in (packed, seen):
         damaged(given, each)  # by somebody who knows the secret
     greeting, me = handshake.greeting(), handshake.Connector(secret, purpose, bytes(seen), bytes(packed))
@@ -63,14 +63,19 @@ def play_proof(given: Input) -> None:
     sent = bytearray(answer)
     damaged(given, sent)  # by somebody who does not
     told, session = handshake.judge(
-        SECRET, handshake.LINK, ends, greeting, bytes(sent), lambda it: peer_auth.verdict_on(peer_auth.unpack(it), mine)
+        SECRET,
+        handshake.LINK,
+        ends,
+        greeting,
+        bytes(sent),
+        lambda it: peer_claim.verdict_on(peer_claim.unpack(it), mine),
     )
-    assert len(sent) == peer_auth.ANSWER_BYTES and len(told) == handshake.VERDICT_BYTES
+    assert len(sent) == peer_claim.ANSWER_BYTES and len(told) == handshake.VERDICT_BYTES
     assert (told[0] != handshake.UNKNOWN) == (sent == answer and who > 1)
     assert (session is not None) == (told[0] == handshake.WELCOME)
-    claim = peer_auth.unpack(bytes(packed))
+    claim = peer_claim.unpack(bytes(packed))
     assert session is None or (claim.job == JOB and claim.source > 1 and len(claim.purpose) < 64 and seen == ends)
-    assert _heard(me, told) == told[0] and peer_auth.reason(told[0])
+    assert _heard(me, told) == told[0] and peer_claim.reason(told[0])
     changed, greeted = bytearray(told), bytearray(greeting)
     assert not damaged(given, changed) or _heard(me, bytes(changed)) in (handshake.FALSE, handshake.UNKNOWN)
     damaged(given, greeted)
@@ -270,7 +275,7 @@ def play_listener(given: Input) -> None:
     handshake.os, accepting.time, accepting.Stream = fakes.Os(), fakes.Clock(), fakes.Stream
     strangers.time = accepting.time
     made = accepting.Listener.__new__(accepting.Listener)
-    made.secret, made.mine = SECRET, peer_auth.Claim(4, JOB, 0, -1, 1, "")
+    made.secret, made.mine = SECRET, peer_claim.Claim(4, JOB, 0, -1, 1, "")
     made._sock, made._selector = fakes.Listening(), fakes.Selector()
     made._awaited, made._kept, made._strangers, made._paused = {}, {}, [], None
     made._lock = nullcontext()
@@ -282,10 +287,10 @@ def play_listener(given: Input) -> None:
         made._accept()
         claim = made.mine._replace(source=given.below(4), purpose="set 0"[: given.below(6)])
         secret, ends = SECRET if given.below(8) else FALSE_SECRET, bytes(handshake.ENDS_BYTES)
-        me = handshake.Connector(secret, handshake.LINK, ends, peer_auth.pack(claim))
+        me = handshake.Connector(secret, handshake.LINK, ends, peer_claim.pack(claim))
         message = bytearray(me.answer(bytes(sock.sent)))
         true = not damaged(given, message) and secret == SECRET
-        ended = bytearray(peer_auth.CONFIRMED + given.take(given.below(3)))
+        ended = bytearray(peer_claim.CONFIRMED + given.take(given.below(3)))
         damaged(given, ended)
         sock.comes(bytes(message + ended))
         sock.piece, sock.over = 1 + given.below(200), given.below(8) == 0
@@ -296,7 +301,7 @@ def play_listener(given: Input) -> None:
                 made._receive(stranger)
     for key, stream in made._kept.items():
         assert [key] == [told for sock, told in peers if sock is stream.sock] and key[0] > made.rank
-        assert stream.sock.unread_after(peer_auth.ANSWER_BYTES + 1)  # what follows is the core's
+        assert stream.sock.unread_after(peer_claim.ANSWER_BYTES + 1)  # what follows is the core's
     assert len(made._strangers) + len(made._kept) <= len(peers)
 
 
@@ -304,7 +309,7 @@ def play_dial(given: Input) -> None:
     """The connecting side: whoever is no rank of this job is seen through, whatever it says."""
     handshake.os, connector.time = fakes.Os(), fakes.Clock()
     listening = accepting.Listener.__new__(accepting.Listener)
-    listening.secret, listening.mine = SECRET, peer_auth.Claim(4, JOB, 0, -1, 3, "")
+    listening.secret, listening.mine = SECRET, peer_claim.Claim(4, JOB, 0, -1, 3, "")
     address = places.Address("a", b"hostmark", (places.End("10.0.0.1", 5),))
     call = connector._Dial(listening, 1, address, "set 0")
     sock = call.sock = fakes.Socket(fakes.Selector())

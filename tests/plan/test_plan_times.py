@@ -15,9 +15,9 @@ import pytest
 from hvdlite.plan import Draft, Links, PlanError, make, prove, time
 from hvdlite.plan.generators.grid import themis_orders
 from hvdlite.plan.links import from_json
-from hvdlite.plan.pack import least_cut, pack
 from hvdlite.plan.simulator import CURSORS, busy
 from hvdlite.plan.table import HOW
+from hvdlite.plan.tree_packing import least_cut, pack
 
 ROOT = Path(__file__).resolve().parents[2]
 KIND = {"allreduce": 0, "allgather": 1, "broadcast": 2, "reducescatter": 6, "reduce": 7}  # csrc/hvdlite.h

@@ -45,7 +45,7 @@ WEAKENED = [
     ),
     ("frames", decoders.framing.Session, "is_true", lambda *said: True),
     ("store", decoders.epochs.Epochs, "check", lambda *said: None),
-    ("listener", decoders.accepting.peer_auth, "verdict_on", lambda claim, expected: decoders.handshake.WELCOME),
+    ("listener", decoders.accepting.peer_claim, "verdict_on", lambda claim, expected: decoders.handshake.WELCOME),
     ("dial", decoders.handshake.Connector, "session", lambda *said: decoders.framing.Session()),
 ]
 

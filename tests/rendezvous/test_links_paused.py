@@ -5,7 +5,7 @@ from test_links_hostile import settled
 
 from hvdlite import transport
 from hvdlite.security import connection_limits, handshake
-from hvdlite.transport import peer_auth
+from hvdlite.transport import peer_claim
 
 
 def test_a_peer_that_proves_itself_and_never_confirms_is_no_stream():
@@ -30,7 +30,7 @@ def proved(made, **changes):
 
 def asked_for(made, sock):
     """Rank 7 confirms; what rank 0 gets when it asks for that stream is this one."""
-    sock.sendall(peer_auth.CONFIRMED)
+    sock.sendall(peer_claim.CONFIRMED)
     got = transport.connect(made[0], {7: made[1].address}, "test", soon())
     try:
         return carries(sock, got[7])
@@ -55,7 +55,7 @@ def test_a_peer_that_comes_again_before_it_has_confirmed_replaces_its_first_conn
         other = proved(made[0], source=6)
         second = proved(made[0])
         assert ends(first) and asked_for(made, second)
-        other.sendall(peer_auth.CONFIRMED)
+        other.sendall(peer_claim.CONFIRMED)
         got = transport.connect(made[0], {6: made[1].address}, "test", soon())
         assert carries(other, got[6])  # nobody else's
         close_all([got, {0: first, 1: other}])

@@ -27,7 +27,7 @@ from hvdlite import transport
 from hvdlite.errors import HvdInitError
 from hvdlite.security import connection_limits, handshake
 from hvdlite.transport import address as places
-from hvdlite.transport import connector, peer_auth
+from hvdlite.transport import connector, peer_claim
 
 
 def settled(made):
@@ -87,7 +87,7 @@ def test_a_claim_in_random_pieces_is_understood():
             sock.sendall(message[at : at + step])
             at += step
         assert verdict(sock, me) == handshake.WELCOME
-        sock.sendall(peer_auth.CONFIRMED + b"and then the core's bytes")
+        sock.sendall(peer_claim.CONFIRMED + b"and then the core's bytes")
         got = transport.connect(made[0], {7: made[0].address}, "test", soon())[7]
         got.settimeout(10)
         assert exactly(got, 25) == b"and then the core's bytes"
@@ -98,12 +98,12 @@ def test_a_claim_in_random_pieces_is_understood():
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({"epoch": 1}, peer_auth.EPOCH),
-        ({"epoch": 2**32 - 1}, peer_auth.EPOCH),
-        ({"job": JOB ^ 1}, peer_auth.JOB),
-        ({"wire": 0}, peer_auth.WIRE),
-        ({"target": 3}, peer_auth.TARGET),
-        ({"source": 0}, peer_auth.TARGET),
+        ({"epoch": 1}, peer_claim.EPOCH),
+        ({"epoch": 2**32 - 1}, peer_claim.EPOCH),
+        ({"job": JOB ^ 1}, peer_claim.JOB),
+        ({"wire": 0}, peer_claim.WIRE),
+        ({"target": 3}, peer_claim.TARGET),
+        ({"source": 0}, peer_claim.TARGET),
         ({"purpose": ""}, handshake.WELCOME),
         ({"proves": handshake.STORE}, handshake.UNKNOWN),
     ],
@@ -120,11 +120,11 @@ def test_who_knows_the_secret_but_is_wrong_is_told_so(changes, expected):
 
 
 def test_a_claim_whose_purpose_is_no_text_is_refused():
-    mine = peer_auth.Claim(4, JOB, 0, 2, 1, "test")
-    packed = peer_auth.pack(mine)
-    assert peer_auth.unpack(packed) == mine
-    astray = peer_auth.unpack(packed.replace(b"test", b"\xfftes"))
-    assert peer_auth.verdict_on(astray, mine) == peer_auth.PURPOSE
+    mine = peer_claim.Claim(4, JOB, 0, 2, 1, "test")
+    packed = peer_claim.pack(mine)
+    assert peer_claim.unpack(packed) == mine
+    astray = peer_claim.unpack(packed.replace(b"test", b"\xfftes"))
+    assert peer_claim.verdict_on(astray, mine) == peer_claim.PURPOSE
 
 
 def _reflects(sock, answer):
@@ -144,7 +144,7 @@ def test_an_acceptor_that_proves_nothing_is_no_peer_and_ends_nothing(told, failu
 
     def treat(sock):
         sock.sendall(handshake.greeting())
-        asked.append(exactly(sock, peer_auth.ANSWER_BYTES))
+        asked.append(exactly(sock, peer_claim.ANSWER_BYTES))
         sock.sendall(told(sock, asked[-1]))
 
     with listeners(2) as made, impostor(treat) as address:
@@ -160,7 +160,7 @@ def test_a_relay_that_poses_as_another_rank_gets_no_stream():
         def relay(sock):
             with stranger(made[1]) as behind:
                 sock.sendall(exactly(behind, handshake.GREETING_BYTES))
-                behind.sendall(exactly(sock, peer_auth.ANSWER_BYTES))
+                behind.sendall(exactly(sock, peer_claim.ANSWER_BYTES))
                 sock.sendall(exactly(behind, handshake.VERDICT_BYTES))
 
         with impostor(relay) as address, pytest.raises(HvdInitError, match="another rank than the one that is wanted"):
@@ -199,7 +199,7 @@ def test_a_crowd_of_strangers_does_not_end_who_has_proved_itself(monkeypatch):
         assert verdict(peer, me) == handshake.WELCOME
         crowd = [stranger(made[0]) for _ in range(connection_limits.STRANGERS_MAX + 10)]
         assert ends(crowd[0])  # so there was no room any more
-        peer.sendall(peer_auth.CONFIRMED + b"first bytes")
+        peer.sendall(peer_claim.CONFIRMED + b"first bytes")
         got = transport.connect(made[0], addresses([made[1]]), "test", soon())
         assert exactly(got[1], 11) == b"first bytes"
         for sock in [peer, *crowd, *got.values()]:

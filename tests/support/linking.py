@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from hvdlite import transport
 from hvdlite.security import handshake
 from hvdlite.transport import address as places
-from hvdlite.transport import peer_auth
+from hvdlite.transport import peer_claim
 
 SECRET = bytes(range(32))
 JOB = 0xFEDCBA9876543210
@@ -116,7 +116,7 @@ def claiming(made, proves=handshake.LINK, **changes):
     from hvdlite._core import WIRE_VERSION
 
     said = {"wire": WIRE_VERSION, "job": JOB, "epoch": 0, "source": 7, "target": made.rank, "purpose": "test"}
-    packed = peer_auth.pack(peer_auth.Claim(**{**said, **changes}))
+    packed = peer_claim.pack(peer_claim.Claim(**{**said, **changes}))
     sock = stranger(made)
     me = handshake.Connector(SECRET, proves, handshake.ends_of(sock, connects=True), packed)
     return sock, me, me.answer(exactly(sock, handshake.GREETING_BYTES))

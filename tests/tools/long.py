@@ -158,8 +158,8 @@ LONG: dict[str, tuple[str, ...]] = {
         "test_ps_failures::test_a_rank_that_has_left_takes_no_servers_along_and_is_named_where_it_is_waited_for"
         "[of rank 0]",
         "test_launcher_ssh::test_at_most_32_sessions_are_under_way_at_once",
-        "test_launcher_guard::test_the_agent_that_a_remote_shell_has_brought[19]",
-        "test_launcher_guard::test_the_agent_of_another_node[19]",
+        "test_launcher_watchdog::test_the_agent_that_a_remote_shell_has_brought[19]",
+        "test_launcher_watchdog::test_the_agent_of_another_node[19]",
         "test_launcher_rendezvous::test_nodes_that_disagree_on_their_number_do_not_train[2]",
         "test_elastic_kills::test_the_others_go_on_and_nothing_is_lost_or_done_twice[shm-kinds2-3]",
         "test_memory::test_a_model_with_one_megabyte_of_gradients_costs_at_most_two[np4]",

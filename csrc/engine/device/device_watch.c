@@ -2,7 +2,7 @@
  *
  * A work on a device is finished when it lies on the device's stream (plane/nccl.c); no request waits for it any more,
  * and no bucket moves. If a peer is stopped or cut off then, or the network is lost, it never ends there, and whoever
- * asks the device for the result waits for ever. So the clock of stall_clock.c looks here, too.
+ * asks the device for the result waits for ever. So the clock of stall_check.c looks here, too.
  *
  * Of each set what was launched and has not ended, as far as is known, stands in a queue, for it ends in that order.
  * The first is watched. Time counts from when the device has come to the mark that lies behind what this work waited

@@ -1,4 +1,4 @@
-/* inquiry.c - what does every rank say of itself, and what is made of it? Asked by stall_clock.c, which says when and
+/* inquiry.c - what does every rank say of itself, and what is made of it? Asked by stall_check.c, which says when and
  * why.
  *
  * The leader of a host holds a book of accounts. Rank 0's becomes the report; the others' go up the tree of hosts, each

@@ -1,12 +1,12 @@
 /* missing.c - the caller of a collective has reached its own time limit and asks which ranks are missing.
  *
- * The caller requests an inquiry at the desk of its host (stall_clock.c describes an inquiry) and reads the finding
+ * The caller requests an inquiry at the desk of its host (stall_check.c describes an inquiry) and reads the finding
  * there. It does this without the turn, which another thread may hold for long. Only a finding that is newer than the
  * question counts. The job continues, and from then on its own limits ignore this request.
  */
 #include "rank_status.h"
 #include "../engine.h"
-#include "finding.h"
+#include "missing_ranks.h"
 
 #include <time.h>
 

@@ -1,6 +1,6 @@
 /* rank_status.h - what a rank tells of itself when a collective has waited for too long, and what is made of it.
  *
- * An inquiry (stall_clock.c) asks every rank for an account: what it has submitted that is not done, what it submitted
+ * An inquiry (stall_check.c) asks every rank for an account: what it has submitted that is not done, what it submitted
  * last, where its Python stands. Accounts have one size, so that they lie beside each other in the memory of a host,
  * and cross from host to host as they are. Rank 0 makes of all of them one report, and a finding: for each tensor that
  * waits, one line that says who is missing. That goes back to all.
@@ -136,7 +136,7 @@ void hvd_account_ask_stack(struct hvd_engine *engine);
 uintptr_t hvd_account_handler(int signal);
 bool hvd_account_has_stack(struct hvd_engine *engine, uint64_t now_ns);
 
-/* finding.c. Pure. What the ranks have told (NULL: nothing was heard). */
+/* missing_ranks.c. Pure. What the ranks have told (NULL: nothing was heard). */
 struct hvd_inquiry {
     const struct hvd_account *const *of;
     int size;

@@ -1,12 +1,12 @@
 /* report_text.c - in which words is it told who keeps the others waiting?
  *
  * For a caller whose patience is over one line; for the user a report, with the stacks of those that are missing; for
- * the end of the job a sentence or two. Who is missing finding.c has said; nothing is decided here. A line of which no
- * rank is surely missing, because lists were cut, is no news beside one that names somebody.
+ * the end of the job a sentence or two. Who is missing missing_ranks.c has said; nothing is decided here. A line of
+ * which no rank is surely missing, because lists were cut, is no news beside one that names somebody.
  *
  * Names came with their control characters escaped (rank_status.c), so a line stays one. Pure.
  */
-#include "finding.h"
+#include "missing_ranks.h"
 
 #include "../engine.h"
 

@@ -1,4 +1,4 @@
-/* stall.h - the clock of collectives that wait for too long (stall_clock.c), and what is asked of all ranks then
+/* stall.h - the clock of collectives that wait for too long (stall_check.c), and what is asked of all ranks then
  * (inquiry.c).
  *
  * Who owns what: the clock is the engine thread's; an inquiry and its book belong to the turn, as frames do that come
@@ -67,7 +67,7 @@ bool hvd_stall_take(struct hvd_engine *engine, const struct hvd_set *set, const 
     (sizeof(struct hvd_account) > sizeof(struct hvd_finding) ? sizeof(struct hvd_account) : sizeof(struct hvd_finding))
 
 /* Any thread: who is missing for this handle's collective? Blocks for wait_ms at most; HVD_OK and the text, HVD_AGAIN:
- * nothing is known, HVD_EHANDLE. From then on the clock of stall_clock.c passes the request by. */
+ * nothing is known, HVD_EHANDLE. From then on the clock of stall_check.c passes the request by. */
 int hvd_engine_missing(struct hvd_engine *engine, int64_t handle, int wait_ms, uint64_t *asked, char *text,
                        size_t text_bytes);
 

@@ -44,11 +44,11 @@ struct hvd_slot {
     struct hvd_block *block; /* in which it lies there */
     int64_t *rows_of;
     int64_t rows, bytes;
-    uint64_t since_ns; /* the turn's: when stall_clock.c first saw the request whose word is since_word */
+    uint64_t since_ns; /* the turn's: when stall_check.c first saw the request whose word is since_word */
     uint32_t since_word;
     _Atomic uint32_t excused;     /* the word of a request whose caller sees to its time: the clock passes it by */
     _Atomic uint32_t key_word;    /* of the request whose key is `key` */
-    _Atomic uint64_t key;         /* by which stall_clock.c knows it; set when this rank has told of it */
+    _Atomic uint64_t key;         /* by which stall_check.c knows it; set when this rank has told of it */
     struct hvd_gpu_event *behind; /* on a device: finished, and done there when this mark is reached; NULL: it is */
 };
 

@@ -1,8 +1,8 @@
 """Trees that share no link, each of which carries its share of the buffer: for links that are no ring.
 
-G. Wang et al., "Blink: fast and generic collectives for distributed ML", MLSys 2020. The trees are packed (pack.py)
-from the graph of links: one that is k times as fast as the slowest counts k times. A buffer goes down all trees at the
-same time, in pieces one behind the other; an allreduce goes up by the same links first.
+G. Wang et al., "Blink: fast and generic collectives for distributed ML", MLSys 2020. The trees are packed
+(tree_packing.py) from the graph of links: one that is k times as fast as the slowest counts k times. A buffer goes down
+all trees at the same time, in pieces one behind the other; an allreduce goes up by the same links first.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ import itertools
 from collections.abc import Sequence
 
 from ..draft import Draft
-from ..pack import Tree, least_cut, pack
 from ..registry import algorithm
 from ..table import MOVES_MAX, PlanError
+from ..tree_packing import Tree, least_cut, pack
 
 UNITS_MAX = 64  # of one link: bounds the time that packing takes
 

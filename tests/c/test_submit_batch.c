@@ -1,5 +1,5 @@
-/* test_batch.c - many requests in one call: all arrive, one wake-up; what is refused; what fails among those that do
- * not; and what memory the engine says it uses. */
+/* test_submit_batch.c - many requests in one call: all arrive, one wake-up; what is refused; what fails among those
+ * that do not; and what memory the engine says it uses. */
 #include "crew.h"
 #include "gpus.h"
 

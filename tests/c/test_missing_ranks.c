@@ -1,5 +1,5 @@
-/* test_finding.c - what is made of accounts whose lists were cut: who surely lacks a tensor is named, who may have it
- * is not, no line says that all have submitted what they have not, and what is on no list is counted. */
+/* test_missing_ranks.c - what is made of accounts whose lists were cut: who surely lacks a tensor is named, who may
+ * have it is not, no line says that all have submitted what they have not, and what is on no list is counted. */
 #include "check.h"
 #include "engine/engine.h"
 

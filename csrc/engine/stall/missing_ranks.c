@@ -1,4 +1,4 @@
-/* finding.c - from what all ranks have told: which tensors wait, and for whom?
+/* missing_ranks.c - from what all ranks have told: which tensors wait, and for whom?
  *
  * The union of what waits anywhere, by key; of each key, who has it and who has not. Not missing are ranks that are not
  * in the set, or have joined, and of a send all but its two ends. A rank whose list was cut is missing for what surely
@@ -12,7 +12,7 @@
  * What is on no list is counted, but nobody knows what it is: where all that a rank has listed is in one line, so is
  * the rest of it; where it is in several, their counts are "at least". Pure.
  */
-#include "finding.h"
+#include "missing_ranks.h"
 
 #include <stdlib.h>
 #include <string.h>

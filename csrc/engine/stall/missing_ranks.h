@@ -1,7 +1,7 @@
-/* finding.h - which tensors wait for the same ranks, and become one line?
+/* missing_ranks.h - which tensors wait for the same ranks, and become one line?
  *
- * Made by finding.c, which decides who is missing, and read by report_text.c, which finds the words. Ranks are bits, so
- * that lines are compared and united at once.
+ * Made by missing_ranks.c, which decides who is missing, and read by report_text.c, which finds the words. Ranks are
+ * bits, so that lines are compared and united at once.
  */
 #ifndef HVD_ENGINE_STALL_FINDING_H
 #define HVD_ENGINE_STALL_FINDING_H

@@ -1,4 +1,4 @@
-/* list.c - what do the others have where ranks have other lists of tensors?
+/* list_mismatch.c - what do the others have where ranks have other lists of tensors?
  *
  * Gradients of an optimizer, or variables that are sent, travel by their places in a list. Ranks whose lists differ
  * would wait for each other's names for ever. So before a list goes an allreduce of no elements under one name, whose

@@ -1,4 +1,4 @@
-/* batch.c - hundreds of requests in one call: the gradients of a model.
+/* submit_batch.c - hundreds of requests in one call: the gradients of a model.
  *
  * What is saved is not the engine's work but the way to it: one call from Python instead of one per gradient, one
  * wake-up per call, one look at the clock. A request that is refused ends the call; those before it are on their way,

@@ -1,4 +1,4 @@
-/* stall_clock.c - a collective waits and waits: for whom, and what do they do instead?
+/* stall_check.c - the stall check: a collective waits and waits: for whom, and what do they do instead?
  *
  * Votes cannot tell: no round completes without a rank that is stopped, and they know how many are ready, not who. So
  * this is asked apart, and only when something has waited for too long. Nothing of it costs a submission anything: the
@@ -10,8 +10,8 @@
  *      needs no user code, and no lock of Python's;
  *   3. each rank writes an account into its host's desk (rank_status.c). Who has not within a second is looked at from
  *      outside. Leaders send accounts up (ACCOUNT), one at a time, when the stream is free;
- *   4. rank 0 makes a report of them (finding.c): it tells the user, or ends the job with that text, and what it has
- *      found goes down to all (FINDING), for callers whose own patience is over.
+ *   4. rank 0 makes a report of them (missing_ranks.c): it tells the user, or ends the job with that text, and what it
+ * has found goes down to all (FINDING), for callers whose own patience is over.
  *
  * Ranks may leave, and process sets without them go on. The desk says who is gone: who has stopped its engine says so
  * itself, with its turn taken for good, and who has taken its leave and ends otherwise is seen to. So a host has one

@@ -1,16 +1,17 @@
-"""Guard: the parent of an agent on another host, which cleans up when the agent is killed or stopped.
+"""Watchdog: the parent of an agent on another host, which cleans up when the agent is killed or stopped.
 
 The kernel kills an agent's ranks with it, but not what these have started: a child in a session of its own, the Python
 below `sh train.sh`. On the launcher's host the launcher ends those (job.py); on other hosts no process would end them.
-So the agent is the child of a guard, which does nothing but wait, and is a child subreaper: what a dead agent leaves
-becomes the guard's, and ends here; one that has ended well leaves only what may go on. An agent that is stopped keeps
-its connection open, and cannot see that the launcher has closed it. So it lends the guard its control stream: when the
-launcher's end of that closes, or `outer` ends, the agent has `GONE_S` to end its ranks by its own rules (agent.py), and
-is then killed.
+So the agent is the child of a watchdog, which does nothing but wait, and is a child subreaper: what a dead agent leaves
+becomes the watchdog's, and ends here; one that has ended well leaves only what may go on. An agent that is stopped
+keeps its connection open, and cannot see that the launcher has closed it. So it lends the watchdog its control stream:
+when the launcher's end of that closes, or `outer` ends, the agent has `GONE_S` to end its ranks by its own rules
+(agent.py), and is then killed.
 
-Signals to the guard are passed on to the agent, which is in a session of its own: a Ctrl-C at a terminal comes to it
-once, and Ctrl-Z stops the guard alone. If it is the guard that is killed, the agent sees its `hangup` end, and acts as
-if the launcher were gone. If both are killed, what they were to end remains: only a third process could see that.
+Signals to the watchdog are passed on to the agent, which is in a session of its own: a Ctrl-C at a terminal comes to it
+once, and Ctrl-Z stops the watchdog alone. If it is the watchdog that is killed, the agent sees its `hangup` end, and
+acts as if the launcher were gone. If both are killed, what they were to end remains: only a third process could see
+that.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _BORROWED, _BACK = b"L", b"B"
 _ENDED = select.POLLRDHUP | select.POLLHUP | select.POLLERR
 
 
-def guarded(serve: Callable[[int], int], outer: int = -1) -> int:
+def watched(serve: Callable[[int], int], outer: int = -1) -> int:
     """Returns in two processes: in a child with what `serve(hangup)` returns, in this one with the child's exit code
     (negative for a signal) when all that was below the child is gone.
 
@@ -47,11 +48,11 @@ def guarded(serve: Callable[[int], int], outer: int = -1) -> int:
             os.close(outer)
         return serve(far.fileno())
     far.close()
-    return _Guard(pid, near, outer).run()
+    return _Watchdog(pid, near, outer).run()
 
 
 def lend(hangup: int, control: socket.socket) -> None:
-    """As the child: from now on the guard watches this stream, too."""
+    """As the child: from now on the watchdog watches this stream, too."""
     with socket.socket(fileno=os.dup(hangup)) as to_guard:
         socket.send_fds(to_guard, [_BORROWED], [control.fileno()])
 
@@ -60,12 +61,12 @@ def take_back(hangup: int, control: socket.socket) -> None:
     """As the child: the stream ends now, which is as it should be."""
     try:
         os.write(hangup, _BACK)
-        control.shutdown(socket.SHUT_WR)  # closing it would leave it open in the guard
+        control.shutdown(socket.SHUT_WR)  # closing it would leave it open in the watchdog
     except OSError:
         pass  # the other side was faster
 
 
-class _Guard:
+class _Watchdog:
     def __init__(self, pid: int, near: socket.socket, outer: int) -> None:
         self._pid = pid
         self._near = near
