@@ -53,8 +53,8 @@ def watched(serve: Callable[[int], int], outer: int = -1) -> int:
 
 def lend(hangup: int, control: socket.socket) -> None:
     """As the child: from now on the watchdog watches this stream, too."""
-    with socket.socket(fileno=os.dup(hangup)) as to_guard:
-        socket.send_fds(to_guard, [_BORROWED], [control.fileno()])
+    with socket.socket(fileno=os.dup(hangup)) as to_watchdog:
+        socket.send_fds(to_watchdog, [_BORROWED], [control.fileno()])
 
 
 def take_back(hangup: int, control: socket.socket) -> None:

@@ -140,11 +140,11 @@ def _serve(order: dict[str, Any], hangup: int) -> int:
     return 0
 
 
-def _carry(guard_pid: int) -> int:
+def _carry(watchdog_pid: int) -> int:
     """The carrier: there as long as the watchdog is. An MPI that sees another code than 0 ends the others' carriers."""
     for number in (*FORWARDED, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
-    status = os.waitpid(guard_pid, 0)[1]
+    status = os.waitpid(watchdog_pid, 0)[1]
     if status:
         process.sweep(())
     return process.exit_code(status) and LOST
