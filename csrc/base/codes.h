@@ -86,6 +86,7 @@
 #define HVD153 "[HVD153] "
 
 /* Arguments of calls */
+#define HVD200 "[HVD200] "
 #define HVD201 "[HVD201] "
 #define HVD202 "[HVD202] "
 #define HVD203 "[HVD203] "
@@ -154,6 +155,7 @@
 #define HVD307 "[HVD307] "
 #define HVD308 "[HVD308] "
 #define HVD309 "[HVD309] "
+#define HVD310 "[HVD310] "
 #define HVD320 "[HVD320] "
 #define HVD350 "[HVD350] "
 #define HVD351 "[HVD351] "

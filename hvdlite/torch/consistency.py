@@ -53,7 +53,10 @@ def _leaves(model: Any, optimizer: Any) -> list[Leaf]:
     if isinstance(model, torch.Tensor):
         model = [model]
     leaves = named_leaves(module_tensors(model) if isinstance(model, torch.nn.Module) else model)
-    if optimizer is not None:
+    if hasattr(optimizer, "_hvd_shards"):  # no two ranks have the same state
+        options = [{key: each[key] for key in each if key != "params"} for each in optimizer.param_groups]
+        leaves += leaves_of(options, "optimizer", "of optimizer")
+    elif optimizer is not None:
         leaves += leaves_of(optimizer.state_dict(), "optimizer", "of optimizer")
     for leaf in leaves:
         if isinstance(leaf.value, torch.Tensor):

@@ -194,6 +194,11 @@ def broadcast_optimizer_state(
         raise TypeError(
             f"broadcast_optimizer_state expects a torch.optim.Optimizer, not {type(optimizer).__name__} [HVD223]"
         )
+    if hasattr(optimizer, "_hvd_shards"):
+        from .optimizer.shard_state import broadcast_whole
+
+        broadcast_whole(optimizer, root_rank, process_set)
+        return
     caller = "broadcast_optimizer_state"
     labels, broadcast_labels = labels_of(optimizer, _several(model))
     if all(allgather_object(broadcast_labels is not None, f"{caller}.names", process_set)):
@@ -201,7 +206,7 @@ def broadcast_optimizer_state(
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     advice = "Give the optimizer the same parameter groups, in the same order unless their parameters have names,"
     require_same(caller, list(zip(labels, parameters)), process_set, advice)
-    theirs, state = _broadcast_structure(lambda: (labels, optimizer.state_dict()), root_rank, caller, process_set)
+    theirs, state = broadcast_structure(lambda: (labels, optimizer.state_dict()), root_rank, caller, process_set)
     if not _core.is_root(root_rank):
         state = moved(state, theirs, labels)
         optimizer.load_state_dict(state)
@@ -215,7 +220,7 @@ def broadcast_optimizer_state(
         exchange.levelled()
 
 
-def _broadcast_structure(mine: Any, root_rank: int, prefix: str, process_set: ProcessSet) -> Any:
+def broadcast_structure(mine: Any, root_rank: int, prefix: str, process_set: ProcessSet) -> Any:
     """The root's `mine()`; on other ranks made of what travelled, its tensors on the CPU."""
     is_root = _core.is_root(root_rank)
     tensors: list[torch.Tensor] = []
@@ -334,7 +339,7 @@ def broadcast_state(
     for part in optimizers:
         broadcast_optimizer_state(part, root_rank, models, process_set)
     for part in others:
-        state = _broadcast_structure(part.state_dict, root_rank, "broadcast_state", process_set)
+        state = broadcast_structure(part.state_dict, root_rank, "broadcast_state", process_set)
         if not _core.is_root(root_rank):
             part.load_state_dict(state)
     return broadcast_object(extra, root_rank, None, process_set)

@@ -191,6 +191,11 @@ def set_handler_registry(registry: list[tuple[type, type]]) -> None:
 
 
 def _handler_of(value: Any) -> StateHandler | None:
+    if hasattr(value, "_hvd_shards"):
+        raise HvdStateError(
+            "TorchState does not support an optimizer with shard=True, whose state_dict() is whole on rank 0 only: "
+            "save optimizer.state_dict() to a file, or leave out shard=True [HVD425]"
+        )
     for kind, handler in _handler_registry:
         if isinstance(value, kind):
             return handler(value)

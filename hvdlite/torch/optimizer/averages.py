@@ -213,6 +213,11 @@ def _check(optimizer: Any) -> None:
         raise ValueError("uneven_inputs adds zeros, and needs op=hvd.Average, hvd.Sum or hvd.WeightedAverage [HVD229]")
     if hasattr(exchange.carrier, "hook"):
         raise ValueError("uneven_inputs does not support a comm hook: leave out one of them [HVD229]")
+    if hasattr(optimizer, "_hvd_shards"):
+        raise ValueError(
+            "uneven_inputs does not support shard=True, since a rank without data still has its share: pad the data, "
+            "or drop the rest [HVD229]"
+        )
 
 
 class Combination:

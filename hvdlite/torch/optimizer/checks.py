@@ -85,7 +85,11 @@ class Agreement:
 
     def begun(self) -> bool:
         """Whether a digest is in flight."""
-        return self._pending is not None and self._pending.native != 0
+        return self.pending() != 0
+
+    def pending(self) -> int:
+        """The core's number of the digest in flight; 0: there is none."""
+        return self._pending.native if self._pending is not None else 0
 
     def send(self, silent: list[int], names: Sequence[str], request: bool) -> None:
         """All but `silent` is in flight: send the digest."""

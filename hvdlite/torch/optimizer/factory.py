@@ -62,6 +62,8 @@ def DistributedOptimizer(
     groups: int | Sequence[Sequence[torch.Tensor]] | None = None,
     sparse_as_dense: bool = False,
     process_set: ProcessSet = global_process_set,
+    shard: bool = False,
+    bucket_cap_mb: float = 25.0,
 ) -> Any:
     """Return an optimizer of the same class whose ``step`` uses gradients that are reduced over all ranks.
 
@@ -87,6 +89,10 @@ def DistributedOptimizer(
             groups to make. Results do not depend on it.
         gradient_predivide_factor (float): with ``Average`` only: gradients are divided by it before the sum and by size
             / factor after it, which keeps float16 sums in range. Default: 1.0.
+        shard (bool): True keeps on each rank its share of the optimizer's state and of the averaged gradients, with the
+            same results. All ranks must then create the optimizer, call ``step`` and call ``state_dict`` together.
+            Clip with ``clip_grad_norm_`` of the optimizer. Default: False.
+        bucket_cap_mb (float): with ``shard``, the most MiB of small gradients that travel together. Default: 25.
         num_groups (int): Horovod's old name of an integer ``groups``. Default: 0.
 
     Returns:
@@ -108,24 +114,8 @@ def DistributedOptimizer(
         >>> weight.tolist()
         [3.5]
     """
-    if not isinstance(optimizer, torch.optim.Optimizer):
-        raise TypeError(f"expected a torch.optim.Optimizer, not {type(optimizer).__name__} [HVD223]")
-    if isinstance(optimizer, Copyless):
-        raise ValueError("this optimizer is a DistributedOptimizer already [HVD223]")
-    if not isinstance(process_set, ProcessSet):
-        raise TypeError(f"process_set must be a hvd.ProcessSet, not {process_set!r} [HVD212]")
-    size, _ = _core.size(), process_set.size()  # ValueError for a set that was not added
-    predivides = isinstance(gradient_predivide_factor, (int, float)) and gradient_predivide_factor > 0
-    if not predivides or isinstance(gradient_predivide_factor, bool):
-        raise ValueError(f"gradient_predivide_factor={gradient_predivide_factor!r} must be a number above 0 [HVD222]")
-    weighted = isinstance(op, WeightedAverage)
-    chosen: Any = op if weighted else op_of(None, op)  # type: ignore[arg-type]
-    if gradient_predivide_factor != 1.0 and (weighted or chosen != Average):
-        raise ValueError("gradient_predivide_factor not supported with op != Average: it needs op=hvd.Average [HVD224]")
-    if not (callable(getattr(compression, "compress", None)) and callable(getattr(compression, "decompress", None))):
-        raise ValueError(
-            f"compression={compression!r} must have the functions compress and decompress of a Compressor [HVD208]"
-        )
+    chosen = _checked(optimizer, process_set, gradient_predivide_factor, op, compression)
+    size, weighted = _core.size(), isinstance(op, WeightedAverage)
     GradientTracker(backward_passes_per_step)  # its check, for one rank as well
     pairs = named(optimizer, named_parameters)
     names = {} if named_parameters is None else dict(pairs)
@@ -134,6 +124,12 @@ def DistributedOptimizer(
     may_grow = elastic_member.is_elastic() and process_set is global_process_set  # a job of one rank now, of more later
     alone = not may_grow and (size == 1 or not process_set.included() or process_set.size() == 1)
     combines = chosen == Adasum and not weighted and not alone
+    if not isinstance(shard, bool):
+        raise TypeError(f"shard={shard!r} must be True or False [HVD200]")
+    if shard:
+        from . import sharded
+
+        sharded.refuse(optimizer, pairs, op if weighted else chosen, compression, members, bucket_cap_mb)
     for parameter, name in pairs:
         if parameter.is_complex() and not combines:
             raise ValueError(
@@ -143,15 +139,23 @@ def DistributedOptimizer(
         suffix, serial = (suffix_for(each, process_set) for each in ([name for _, name in pairs], ["optimizer"]))
         pairs = [(parameter, name + suffix) for parameter, name in pairs]
     if combines:
-        wrapped = _wrapped(optimizer, Delta, names)
+        wrapped = _wrapped(optimizer, (Delta,), names)
         wrapped.__dict__["_hvd_delta"] = Combination(pairs, serial, compression, process_set)
         wrapped.__dict__["_hvd_passes"] = backward_passes_per_step
         return wrapped
-    wrapped = _wrapped(optimizer, Distributed, names)
+
+    def wire_of(kind: type[Wire]) -> Any:
+        bare, dense = compression is Compression.none, bool(sparse_as_dense)
+        return kind(chosen, gradient_predivide_factor, compression, process_set, serial, bare, dense)
+
+    shards = shard and not alone
+    methods = (sharded.ShardedMethods, sharded.StepOnShards) if shards else (Distributed,)
+    wrapped = _wrapped(optimizer, methods, names)
     wrapped.__dict__["_hvd_passes"] = backward_passes_per_step
+    if shards:
+        return sharded.sharded(optimizer, wrapped, wire_of, backward_passes_per_step, pairs, bucket_cap_mb)
     if not alone:
-        bare = compression is Compression.none
-        wire = Wire(chosen, gradient_predivide_factor, compression, process_set, serial, bare, bool(sparse_as_dense))
+        wire = wire_of(Wire)
         exchange = Exchange(wire, backward_passes_per_step)
         for parameter, name in pairs:
             exchange.add(parameter, name)
@@ -163,6 +167,29 @@ def DistributedOptimizer(
     return wrapped
 
 
+def _checked(optimizer: Any, process_set: Any, gradient_predivide_factor: Any, op: Any, compression: Any) -> Any:
+    """The reduction that these arguments choose. TypeError or ValueError for what they must not be."""
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise TypeError(f"expected a torch.optim.Optimizer, not {type(optimizer).__name__} [HVD223]")
+    if isinstance(optimizer, Copyless):
+        raise ValueError("this optimizer is a DistributedOptimizer already [HVD223]")
+    if not isinstance(process_set, ProcessSet):
+        raise TypeError(f"process_set must be a hvd.ProcessSet, not {process_set!r} [HVD212]")
+    process_set.size()  # ValueError for a set that was not added
+    predivides = isinstance(gradient_predivide_factor, (int, float)) and gradient_predivide_factor > 0
+    if not predivides or isinstance(gradient_predivide_factor, bool):
+        raise ValueError(f"gradient_predivide_factor={gradient_predivide_factor!r} must be a number above 0 [HVD222]")
+    weighted = isinstance(op, WeightedAverage)
+    chosen: Any = op if weighted else op_of(None, op)  # type: ignore[arg-type]
+    if gradient_predivide_factor != 1.0 and (weighted or chosen != Average):
+        raise ValueError("gradient_predivide_factor not supported with op != Average: it needs op=hvd.Average [HVD224]")
+    if not (callable(getattr(compression, "compress", None)) and callable(getattr(compression, "decompress", None))):
+        raise ValueError(
+            f"compression={compression!r} must have the functions compress and decompress of a Compressor [HVD208]"
+        )
+    return chosen
+
+
 def refuse_wrappers(pairs: Iterable[tuple[torch.Tensor, str]]) -> None:
     """ValueError that names the first trainable parameter which has no memory of its own."""
     for parameter, name in pairs:
@@ -171,10 +198,10 @@ def refuse_wrappers(pairs: Iterable[tuple[torch.Tensor, str]]) -> None:
             raise ValueError(f"parameter {name!r} is {why} [HVD203]")
 
 
-def _wrapped(optimizer: torch.optim.Optimizer, methods: type, names: dict[torch.Tensor, str]) -> Any:
+def _wrapped(optimizer: torch.optim.Optimizer, methods: tuple[type, ...], names: dict[torch.Tensor, str]) -> Any:
     """The optimizer as an object of a class with our methods before its own."""
     base = type(optimizer)
-    wrapped: Any = object.__new__(type(base.__name__, (methods, base), {"__module__": made_in or base.__module__}))
+    wrapped: Any = object.__new__(type(base.__name__, (*methods, base), {"__module__": made_in or base.__module__}))
     wrapped.__dict__.update(optimizer.__dict__)
     wrapped._hvd_names = names  # what broadcast_optimizer_state knows parameters by
     if hasattr(wrapped.__dict__.pop("step", None), "_wrapped_by_lr_sched"):
@@ -212,6 +239,11 @@ def _load_shared(loaded: Any, groups: list[dict[str, Any]], state: dict[Any, Any
         groups[:] = shared
         shared = groups
     loaded.param_groups, loaded.state = shared, state
+    if hasattr(wrapped, "_hvd_shards"):
+        from .shard_state import take_whole
+
+        take_whole(wrapped._hvd_shards, state)
+        state.clear()
 
 
 _used: WeakKeyDictionary[ProcessSet, tuple[int, dict[str, int]]] = WeakKeyDictionary()

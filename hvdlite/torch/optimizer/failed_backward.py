@@ -51,10 +51,10 @@ TORN = (
     "equal,"
 )
 _NOTE = -1  # in the tracker: the agreement on what travels in this round is in flight
-_SHAPE = (0,) * 8  # as many dimensions as there can be
+SKIP_SHAPE = (0,) * 8  # as many dimensions as there can be
 _SHOWN = 3
 _RANKS = r"(ranks? \d[\d, and-]*?)(?: said|:) (?:(?!ranks? \d)[^\n])*?"
-_SKIPPED = re.compile(_RANKS + re.escape(str(list(_SHAPE))))
+_SKIPPED = re.compile(_RANKS + re.escape(str(list(SKIP_SHAPE))))
 _MISSED = re.compile(f"{_RANKS}{PRIORITY}")
 _NAMED = re.compile(r"tensor '(?:(?:grouped_)?allreduce\.)?([^']*)'")
 
@@ -62,15 +62,15 @@ _NAMED = re.compile(r"tensor '(?:(?:grouped_)?allreduce\.)?([^']*)'")
 def send_skip(wire: Wire, number: int) -> list[Handle]:
     """In the place of one gradient."""
     name, dtype = wire.names[number], wire.parameters[number].dtype
-    handles = [plain.allreduce_async_(torch.empty(_SHAPE, dtype=dtype), name=name, **wire.settings)]
+    handles = [plain.allreduce_async_(torch.empty(SKIP_SHAPE, dtype=dtype), name=name, **wire.settings)]
     if wire.is_sparse(number) and not wire.sparse_as_dense and not wire.uneven:
-        handles.append(plain.allgather_async(torch.empty(_SHAPE, dtype=dtype), f"{name}.values", wire.process_set))
+        handles.append(plain.allgather_async(torch.empty(SKIP_SHAPE, dtype=dtype), f"{name}.values", wire.process_set))
     return handles
 
 
 def send_skipped_group(wire: Wire, numbers: Sequence[int], name: str) -> list[Handle]:
     """In the place of a group."""
-    tensors = [torch.empty(_SHAPE, dtype=wire.parameters[number].dtype) for number in numbers]
+    tensors = [torch.empty(SKIP_SHAPE, dtype=wire.parameters[number].dtype) for number in numbers]
     return [plain.grouped_allreduce_async_(tensors, name=name, **wire.settings)]
 
 

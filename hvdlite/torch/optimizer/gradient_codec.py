@@ -64,6 +64,15 @@ class Flight:
         """Whether it has been sent."""
         return not isinstance(self._handle, Sent) or self._handle.begun()
 
+    def failure(self) -> Exception | None:
+        """Why it has failed, if it has by now."""
+        try:
+            if self._handle.done():
+                self.complete()
+        except Exception as error:
+            return error
+        return None
+
     def complete(self) -> None:
         """Wait, and put the result where it belongs. Raises why the exchange failed."""
         result = self._handle.wait()

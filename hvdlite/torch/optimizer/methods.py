@@ -25,6 +25,7 @@ from .averages import Combination
 from .buckets import InBuckets
 from .failed_backward import TORN, VOID, apart
 from .reducer import Exchange
+from .reproducible_norm import clip, euclidean, greatest, known_norm
 
 _SLOW_STEP = (
     "optimizer.step() called without optimizer.skip_synchronize() context after optimizer.synchronize(). This can "
@@ -281,6 +282,37 @@ class Distributed(Copyless):
             for parameter, name in added_later(last, self.param_groups[last]["params"], self._hvd.wire.suffix):
                 self._hvd.add(parameter, name)
             self._hvd.wire.start.ask()
+
+    def clip_grad_norm_(
+        self, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False
+    ) -> torch.Tensor:
+        """Clip the averaged gradients by their norm over the whole model.
+
+        Its bits do not depend on the number of ranks, and not on ``shard``. With ``shard=True`` it replaces
+        ``torch.nn.utils.clip_grad_norm_``.
+
+        Args:
+            max_norm (float): greatest norm; above it the gradients are scaled.
+            norm_type (float): 2 or infinity. Default: 2.
+            error_if_nonfinite (bool): True raises an error for a norm that is not finite. Default: False.
+
+        Returns:
+            torch.Tensor: the norm before, float32 without a dimension.
+
+        Raises:
+            ValueError: for another ``norm_type``.
+            RuntimeError: for a norm that is not finite, if that is an error.
+        """
+        if self._hvd is not None:
+            self._hvd.complete()
+        found = [each.grad for group in self.__dict__["param_groups"] for each in group["params"]]
+        gradients = [gradient for gradient in found if gradient is not None]
+        if known_norm(norm_type) == 2.0:
+            count = sum(each.numel() for group in self.__dict__["param_groups"] for each in group["params"])
+            norm = euclidean(gradients, count, lambda top: top, lambda sums: sums)
+        else:
+            norm = greatest(gradients)
+        return clip(gradients, norm, max_norm, error_if_nonfinite)
 
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Set the number of backward passes after which gradients are reduced.

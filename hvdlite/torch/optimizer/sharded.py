@@ -1,0 +1,221 @@
+"""`DistributedOptimizer(..., shard=True)`: each rank keeps its share of the optimizer's state (ZeRO stage 1).
+
+The averaged gradients are shares, too. A rank steps on its share of the parameters, and all ranks get the result. The
+method is that of S. Rajbhandari et al., ZeRO: Memory Optimizations Toward Training Trillion Parameter Models, SC 2020.
+Values and state have the bits of the optimizer without ``shard``, which the trial (`cut_trial`) ensures.
+
+`ShardedMethods` stands before the methods of `Distributed`, and `StepOnShards` between them and the original's class.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from ...errors import HvdMismatchError
+from ...errors.codes import coded, uncoded
+from ...ops import Average, Sum
+from ...rendezvous import elastic_member
+from ...training.consistency import require_equal
+from ..compression import Compression
+from .cut_trial import judge
+from .gradient_codec import Wire
+from .methods import Distributed, called_by_grad_scaler
+from .reproducible_norm import clip, known_norm
+from .shard_carrier import ShardCarrier, ShardedExchange, ShardedWire
+from .shard_state import take_whole, whole_state
+from .shards import Shards
+
+_MB = 1 << 20
+_COMPRESSIONS = (Compression.none, Compression.fp16, Compression.bf16)
+
+
+class ShardedMethods(Distributed):
+    """What a training loop calls, where that is not the same as without ``shard``."""
+
+    _hvd_shards: Shards
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """The parameter groups. GradScaler finds this rank's shares of the averaged gradients."""
+        exchange: Any = self._hvd
+        if not called_by_grad_scaler():
+            return self.__dict__["param_groups"]
+        if not exchange.skipping:
+            exchange.complete()
+            exchange.behind = None
+        shards = self._hvd_shards
+        shards.prepare()
+        sick = any(not torch.isfinite(gradient).all() for gradient in shards.gradients())
+        flag = torch.zeros(1)  # infinite on all ranks, which must skip the step together
+        flag.grad = torch.full((1,), float("inf") if shards.agreed(float(sick), "infinite") else 0.0)
+        return [{"params": [*shards.pieces.values(), flag]}]
+
+    @param_groups.setter
+    def param_groups(self, groups: list[dict[str, Any]]) -> None:
+        self.__dict__["param_groups"] = groups
+
+    def zero_grad(self, *args: Any, **kwargs: Any) -> None:
+        """The original's zero_grad. Shares are dropped, and gradients become None."""
+        super().zero_grad(*args, **kwargs)
+        self._hvd_shards.drop()
+
+    def clip_grad_norm_(
+        self, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False
+    ) -> torch.Tensor:
+        """As without ``shard``, and with the same bits. All ranks must call it."""
+        exchange: Any = self._hvd
+        exchange.complete()
+        self._hvd_shards.prepare()
+        norm = self._hvd_shards.norm(known_norm(norm_type))
+        return clip(self._hvd_shards.gradients(), norm, max_norm, error_if_nonfinite)
+
+    def state_dict(self) -> Any:
+        """The original's state_dict, whole, on rank 0 of the process set; None elsewhere. All ranks must call it."""
+        state = whole_state(self._hvd_shards)
+        outline = super().state_dict()  # type: ignore[misc]
+        if state is None:
+            return None
+        numbers = self._hvd_shards.numbers()
+        order = [numbers[id(each)] for group in self.__dict__["param_groups"] for each in group["params"]]
+        outline["state"] = {at: state[number] for at, number in enumerate(order) if number in state}
+        return outline
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load a whole state, of any number of ranks or of one process. Each rank keeps its share of it."""
+        if state_dict is None:
+            raise ValueError(
+                "this state is None, as state_dict() of a sharded optimizer returns it on other ranks than the first: "
+                "save it on rank 0, and load that file on all ranks [HVD200]"
+            )
+        self._hvd_shards.require_job()
+        super().load_state_dict(state_dict)
+        self._hvd_shards.drop()
+        self._hvd_shards.loaded = state_dict
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """The original's add_param_group, on all ranks with the same parameters."""
+        known = len(self._hvd.wire.parameters)  # type: ignore[union-attr]
+        super().add_param_group(param_group)
+        _lay_out(self, range(known, len(self._hvd.wire.parameters)))  # type: ignore[union-attr]
+
+    def register_comm_hook(self, state: Any, hook: Any, bucket_cap_mb: float = 25.0) -> None:
+        """ValueError: gradients are reduced to their owners only."""
+        raise ValueError("shard=True reduces the gradients to their owners: it takes no comm hook [HVD227]")
+
+
+class StepOnShards:
+    """Behind `Distributed`, in the place of the original's step."""
+
+    _hvd_shards: Shards
+
+    def step(self, closure: Callable[[], Any] | None = None, *args: Any, **kwargs: Any) -> Any:
+        """The original's step, on this rank's share."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        with torch.no_grad():
+            try:
+                self._hvd_shards.step(*args, **kwargs)
+            except HvdMismatchError as error:
+                raise _other_step(error) from None
+        return loss
+
+    if hasattr(torch.optim.Optimizer, "profile_hook_step"):
+        step = torch.optim.Optimizer.profile_hook_step(step)  # runs the hooks that users register
+
+
+def _other_step(error: HvdMismatchError) -> HvdMismatchError:
+    found = HvdMismatchError(
+        "optimizer.step() of a sharded optimizer publishes each rank's share, so all ranks must take the step. Another "
+        f"rank left it out, or called state_dict() meanwhile. The parameters are a mixture of old and new ones: load a "
+        f"checkpoint on all ranks: {uncoded(str(error))} [HVD310]"
+    )
+    found.ranks = error.ranks
+    return found
+
+
+def sharded(
+    optimizer: torch.optim.Optimizer, wrapped: Any, wire_of: Callable[[type[Wire]], Wire], passes: int,
+    pairs: Sequence[tuple[torch.Tensor, str]], cap_mb: float
+) -> Any:  # fmt: skip
+    """Make `wrapped`, an object of a class with these methods, a sharded optimizer of these parameters.
+
+    wire_of: makes the wire, of the class that it is given.
+    """
+    base = type(optimizer)
+    verdict = judge(optimizer, base)
+    if verdict.refused:
+        raise ValueError(f"{base.__name__} cannot be sharded: {verdict.refused}. Leave out shard=True [HVD200]")
+    exchange = ShardedExchange(wire_of(ShardedWire), passes)
+    exchange.carrier = ShardCarrier(exchange)
+    for parameter, name in pairs:
+        exchange.add(parameter, name)
+    before = dict(wrapped.state)
+    wrapped.state.clear()  # the original has it, too
+    wrapped.__dict__["_hvd"] = exchange
+    wrapped.__dict__["_hvd_shards"] = Shards(wrapped, base, exchange, verdict, int(cap_mb * _MB))
+    _lay_out(wrapped, range(len(pairs)))
+    take_whole(wrapped._hvd_shards, before)
+    exchange.wire.start.optimizer = weakref.ref(wrapped)
+    weakref.finalize(wrapped, exchange.hooks.remove)
+    return wrapped
+
+
+def _lay_out(wrapped: Any, fresh: range) -> None:
+    """The layout of these parameters, if all ranks have the same ones."""
+    shards, wire, numbers = wrapped._hvd_shards, wrapped._hvd.wire, wrapped._hvd_shards.numbers()
+    group_of = {
+        numbers[id(parameter)]: index
+        for index, group in enumerate(wrapped.__dict__["param_groups"])
+        for parameter in group["params"]
+        if numbers[id(parameter)] in fresh
+    }
+    mine = [
+        (wire.names[n], list(wire.parameters[n].shape), str(wire.parameters[n].dtype), group_of[n],
+         shards.verdict.anywhere)
+        for n in fresh
+    ]  # fmt: skip
+    require_equal("DistributedOptimizer(shard=True)", mine, shards.process_set, _shown, "Build the same optimizer")
+    shards.add(group_of)
+
+
+def _shown(entries: list[Any]) -> str:
+    return ", ".join(f"{name} {shape} {dtype.removeprefix('torch.')}" for name, shape, dtype, *_ in entries[:3])
+
+
+def refuse(
+    optimizer: torch.optim.Optimizer, pairs: Sequence[tuple[torch.Tensor, str]], op: Any, compression: Any,
+    groups: Any, cap_mb: Any
+) -> None:  # fmt: skip
+    """ValueError for what a sharded optimizer does not support."""
+    why = None
+    if op not in (Average, Sum):
+        why = "op must be hvd.Average or hvd.Sum, since shares of the others do not add up"
+    elif compression not in _COMPRESSIONS:
+        why = f"compression={compression!r} is not supported: use Compression.none, .fp16 or .bf16"
+    elif groups:
+        why = "groups are not supported, since the layout of the shares decides what travels together"
+    elif isinstance(cap_mb, bool) or not isinstance(cap_mb, (int, float)) or not cap_mb > 0:
+        why = f"bucket_cap_mb={cap_mb!r} must be a number above 0"
+    elif isinstance(optimizer, torch.optim.LBFGS):
+        why = "LBFGS looks at all parameters at once. Leave out shard=True"
+    elif elastic_member.is_elastic():
+        why = "an elastic job may lose a rank with its share of the state. Leave out shard=True, or the elastic launch"
+    if why is not None:
+        raise ValueError(coded("HVD200", f"shard=True: {why}"))
+    held = sorted(
+        (each.data_ptr(), each.data_ptr() + each.numel() * each.element_size(), name)
+        for each, name in pairs
+        if each.numel()
+    )
+    for (_, end, one), (begin, _, other) in zip(held, held[1:]):
+        if begin < end:
+            raise ValueError(
+                f"shard=True: parameters {one!r} and {other!r} share memory, so two ranks could own the same numbers: "
+                "tie modules by one Parameter [HVD200]"
+            )

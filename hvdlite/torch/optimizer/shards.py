@@ -1,0 +1,225 @@
+"""Shards: what a rank keeps of a sharded optimizer, and the step on it.
+
+A *piece* is what a rank owns of a parameter: a view of the parameter's own memory, of one dimension where tensors may
+be cut. An inner optimizer of the original's class has the pieces as its parameters, in the original's groups. So
+groups, frozen parameters, counters of steps and late parameters are the original's business. A parameter that is not
+contiguous has a copy as its piece.
+
+A step points the pieces at their shares of the averaged gradients, steps the inner optimizer, and publishes each
+bucket: by an allgather in place where a parameter is cut, or by a broadcast from its owner.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from ... import _core
+from ...errors import HvdError
+from ...lifecycle.init import incarnations
+from ...ops import Handle, Max, Sum
+from ...ops.tensors import placed
+from ...process_sets.process_set import number_of
+from ...training.shard_layout import Bucket, Item, Piece, lay_out, owners_of
+from ..ops import plain
+from .cut_trial import Verdict, twin
+from .gradient_memory import gathered
+from .reproducible_norm import euclidean, greatest
+from .shard_carrier import WINDOW, SentGradient, ShardedExchange
+
+_HANDED_ON = ("grad_scale", "found_inf")  # by GradScaler to a fused optimizer
+
+
+class Shards:
+    """The pieces of one rank, and the optimizer that steps on them."""
+
+    def __init__(self, owner: Any, base: Any, exchange: ShardedExchange, verdict: Verdict, cap: int) -> None:
+        self._owner, self._exchange, self.verdict, self._cap = owner, exchange, verdict, cap
+        self.carrier, self._wire = exchange.carrier, exchange.wire
+        self.process_set, self.ranks, self.me = self.carrier.process_set, self.carrier.ranks, self.carrier.me
+        self._incarnation = incarnations()
+        self._owners: dict[int, int] | None = None if verdict.anywhere else {}
+        self._loads = [0] * self.ranks
+        self.inner = twin(owner, base, [[] for _ in owner.__dict__["param_groups"]])
+        self._step: Any = getattr(base.step, "__wrapped__", base.step) if hasattr(base.step, "hooked") else base.step
+        self.pieces: dict[tuple[int, Piece], torch.Tensor] = {}  # by bucket and piece
+        self.loaded: dict[str, Any] | None = None  # a whole state that was loaded after the last step
+
+    def require_job(self) -> None:
+        """HvdError if the job in which the optimizer was wrapped has ended."""
+        if self._incarnation != incarnations():
+            raise HvdError(
+                "a sharded optimizer belongs to the ranks it was wrapped on, and hvd.init() was called again since: "
+                "load a saved state into a new optimizer, and wrap that [HVD200]"
+            )
+
+    def add(self, group_of: dict[int, int]) -> None:
+        """Parameters, by number, and the group of each."""
+        parameters = self._wire.parameters
+        items = [
+            Item(n, parameters[n].numel(), (parameters[n].dtype, parameters[n].device), parameters[n].element_size())
+            for n in sorted(group_of)
+        ]
+        if self._owners is not None:
+            self._owners.update(owners_of(items, self._loads))
+        first = len(self.carrier.buckets)
+        self.carrier.append(lay_out(items, self._cap, self._owners))
+        groups = self._owner.__dict__["param_groups"]
+        for group in groups[len(self.inner.param_groups) :]:
+            self.inner.param_groups.append({**group, "params": []})
+        for index, bucket in list(enumerate(self.carrier.buckets))[first:]:
+            for piece in bucket.pieces(self.me, self.ranks):
+                self.pieces[index, piece] = made = self._view(parameters[piece.number], piece)
+                self.inner.param_groups[group_of[piece.number]]["params"].append(made)
+
+    def _view(self, parameter: torch.Tensor, piece: Piece) -> torch.Tensor:
+        value = parameter.detach()
+        if not self.verdict.anywhere:
+            return value
+        return value.view(-1)[piece.begin : piece.end] if value.is_contiguous() else _part(value, piece).clone()
+
+    def numbers(self) -> dict[int, int]:
+        """The number of each parameter, by its id."""
+        return {id(parameter): number for number, parameter in enumerate(self._wire.parameters)}
+
+    def prepare(self) -> None:
+        """Give the pieces the memory of their parameters, their shares of the gradients, and the groups' options."""
+        self.require_job()
+        for (index, piece), made in self.pieces.items():
+            parameter = self._wire.parameters[piece.number]
+            if parameter.dtype != made.dtype or parameter.device != made.device:
+                raise HvdError(
+                    f"parameter {self._wire.names[piece.number]!r} was {made.dtype} on {made.device} when the "
+                    f"optimizer was wrapped, and is {parameter.dtype} on {parameter.device}: convert the model before "
+                    "hvd.DistributedOptimizer(..., shard=True) [HVD200]"
+                )
+            now = self._view(parameter, piece)
+            if now.data_ptr() != made.data_ptr():
+                made.data = now
+            share = self.carrier.shares.get(index)
+            if share is None or not isinstance(parameter.grad, SentGradient):
+                made.grad = None
+            else:
+                made.grad = share[piece.offset : piece.stop].view(made.shape)
+        for mine, inner in zip(self._owner.__dict__["param_groups"], self.inner.param_groups):
+            inner.update((key, value) for key, value in mine.items() if key != "params")
+        for key in _HANDED_ON:
+            self.inner.__dict__.pop(key, None)
+            if key in self._owner.__dict__:
+                self.inner.__dict__[key] = self._owner.__dict__[key]
+
+    def step(self, *args: Any, **kwargs: Any) -> None:
+        """Step on the pieces and publish what they have become."""
+        self.loaded = None
+        self.prepare()
+        self._step(self.inner, *args, **kwargs)
+        for mine, inner in zip(self._owner.__dict__["param_groups"], self.inner.param_groups):
+            mine.update((key, value) for key, value in inner.items() if key != "params")
+        self.publish()
+
+    def publish(self) -> None:
+        """Parameters of the last rounds become on all ranks what their owners have."""
+        sent: deque[tuple[Handle, Any]] = deque()
+        failure: Exception | None = None
+        for index, bucket in enumerate(self.carrier.buckets):
+            if index not in self.carrier.shares:  # the same on all ranks, whatever p.grad is
+                continue
+            sent.append(self._sent(index, bucket))
+            if len(sent) > WINDOW:
+                failure = failure or _failure(*sent.popleft())
+        while sent:
+            failure = _failure(*sent.popleft()) or failure
+        if failure is not None:
+            raise failure
+
+    def _sent(self, index: int, bucket: Bucket) -> tuple[Handle, Any]:
+        """A bucket on its way to all ranks, and what spreads it when it has come."""
+        parameters = [self._wire.parameters[number].detach() for number in bucket.numbers]
+        mine = {piece: made for (at, piece), made in self.pieces.items() if at == index}
+        alone = len(parameters) == 1 and parameters[0].is_contiguous()
+        flat = parameters[0].view(-1) if alone else self.carrier.flat(bucket)[: bucket.total]
+        low, high = bucket.section(self.me, self.ranks)
+        if not alone:
+            for piece, made in mine.items():
+                flat[low + piece.offset : low + piece.stop].view(made.shape).copy_(made)
+
+        def spread(whole: torch.Tensor) -> None:
+            at = 0
+            for parameter, count in zip(parameters, bucket.counts):
+                if not alone or whole is not flat:
+                    parameter.copy_(whole[at : at + count].view(parameter.shape))
+                at += count
+            if alone:
+                plain.adapter.written(parameters[0])
+            else:
+                self.carrier.spare(flat)
+
+        name = self.carrier.name(index)
+        if bucket.owner is not None:
+            return _broadcast(flat, name, bucket.owner, self.process_set), spread
+        if not flat.is_cpu:
+            return gathered(flat[low:high], name, self.process_set), spread
+        return _gathered_in_place(flat, low, high, name, self.process_set), spread
+
+    def drop(self) -> None:
+        """Gradients are zero."""
+        self.carrier.shares.clear()
+        for made in self.pieces.values():
+            made.grad = None
+        for parameter in self._wire.parameters:
+            if isinstance(parameter.grad, SentGradient):
+                parameter.grad = None
+
+    def gradients(self) -> Iterator[torch.Tensor]:
+        """This rank's shares of the averaged gradients, after `prepare`."""
+        return (made.grad for made in self.pieces.values() if made.grad is not None)
+
+    def agreed(self, value: float, what: str) -> float:
+        """The greatest of the ranks' values."""
+        mine = torch.tensor([value], dtype=torch.float64)
+        name = f"optimizer.{what}{self._wire.suffix}"
+        return float(plain.allreduce(mine, op=Max, name=name, process_set=self.process_set))
+
+    def norm(self, norm_type: float) -> float:
+        """The norm of the averaged gradients of the whole model."""
+        if norm_type == float("inf"):
+            return self.agreed(greatest(self.gradients()), "greatest")
+        count, name = sum(bucket.total for bucket in self.carrier.buckets), "optimizer.norm" + self._wire.suffix
+        return euclidean(
+            list(self.gradients()), count, lambda top: self.agreed(top, "greatest"),
+            lambda sums: plain.allreduce(sums, op=Sum, name=name, process_set=self.process_set),
+        )  # fmt: skip
+
+
+def _part(value: torch.Tensor, piece: Piece) -> torch.Tensor:
+    return value.reshape(-1)[piece.begin : piece.end]
+
+
+def _failure(handle: Handle, spread: Any) -> Exception | None:
+    try:
+        spread(handle.wait())
+    except Exception as error:
+        return error
+    return None
+
+
+def _broadcast(flat: torch.Tensor, name: str, owner: int, process_set: Any) -> Handle:
+    view = plain.adapter.view(flat)
+    pending = _core.submit(
+        _core.BROADCAST, 0, view.dtype, name, view.shape, view.address, view.address, flat.untyped_storage(),
+        root=owner, process_set=number_of(process_set), quiet=_core.SOON, **placed(view),
+    )  # fmt: skip
+    return Handle([pending], lambda _: flat)
+
+
+def _gathered_in_place(flat: torch.Tensor, low: int, high: int, name: str, process_set: Any) -> Handle:
+    """This rank's section of a tensor has its values; all sections will."""
+    view, size = plain.adapter.view(flat), flat.element_size()
+    pending = _core.submit(
+        _core.ALLGATHER, 0, view.dtype, name, (high - low,), view.address + low * size, view.address,
+        flat.untyped_storage(), process_set=number_of(process_set), output_bytes=flat.numel() * size, quiet=_core.SOON,
+    )  # fmt: skip
+    return Handle([pending], lambda _: flat)
