@@ -98,7 +98,7 @@ class ShardedExchange(Exchange):
         self.carrier.reaching(number)
 
     def _landings(self) -> Iterator[Callable[[], None]]:
-        """As without shards; but another rank may be in no round, and then nothing more of this one is waited for."""
+        """As without shards, unless another rank is in no round: then this rank has the error and waits for nothing."""
         elsewhere = self._elsewhere()
         if elsewhere is None:
             yield from super()._landings()
@@ -110,7 +110,7 @@ class ShardedExchange(Exchange):
         yield refuse
 
     def _elsewhere(self) -> HvdMismatchError | None:
-        """The error of a rank that is in another part of its loop, once all ranks are known to be in the round."""
+        """Wait until all ranks are in the round: None. The error, if one is in another part of its loop instead."""
         pending = self.wire.agreement.pending()
         while pending and not _core.within(pending, _LOOK_S):
             for flight in dict.fromkeys(self.in_flight.values()):

@@ -2,7 +2,7 @@
 
 The averaged gradients are shares, too. A rank steps on its share of the parameters, and all ranks get the result. The
 method is that of S. Rajbhandari et al., ZeRO: Memory Optimizations Toward Training Trillion Parameter Models, SC 2020.
-Values and state have the bits of the optimizer without ``shard``, which the trial (`cut_trial`) ensures.
+Values and state have the bits of the optimizer without ``shard``, as the trial (`cut_trial`) finds out.
 
 `ShardedMethods` stands before the methods of `Distributed`, and `StepOnShards` between them and the original's class.
 """
