@@ -9,7 +9,7 @@ from ranks import as_ranks, everything
 from torch import nn, optim
 
 import hvdlite.torch as hvd
-from hvdlite.torch.optimizer.shard_carrier import SentGradient
+from hvdlite.torch.optimizer.sent_gradient import SentGradient
 
 MAKE = {
     "sgd": lambda ps: optim.SGD(ps, lr=0.05),

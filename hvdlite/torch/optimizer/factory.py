@@ -62,7 +62,7 @@ def DistributedOptimizer(
     groups: int | Sequence[Sequence[torch.Tensor]] | None = None,
     sparse_as_dense: bool = False,
     process_set: ProcessSet = global_process_set,
-    shard: bool = False,
+    shard: bool | ProcessSet = False,
     bucket_cap_mb: float = 25.0,
 ) -> Any:
     """Return an optimizer of the same class whose ``step`` uses gradients that are reduced over all ranks.
@@ -89,9 +89,10 @@ def DistributedOptimizer(
             groups to make. Results do not depend on it.
         gradient_predivide_factor (float): with ``Average`` only: gradients are divided by it before the sum and by size
             / factor after it, which keeps float16 sums in range. Default: 1.0.
-        shard (bool): True keeps on each rank its share of the optimizer's state and of the averaged gradients, with the
-            same results. All ranks must then create the optimizer, call ``step`` and call ``state_dict`` together.
-            Clip with ``clip_grad_norm_`` of the optimizer. Default: False.
+        shard (bool or ProcessSet): True keeps on each rank its share of the optimizer's state and of the averaged
+            gradients, with the same results. All ranks must then create the optimizer, call ``step`` and call
+            ``state_dict`` together. Clip with ``clip_grad_norm_`` of the optimizer. With a process set, such as
+            ``mesh.group("local")``, its ranks share one whole state, and each group has one. Default: False.
         bucket_cap_mb (float): with ``shard``, the most MiB of small gradients that travel together. Default: 25.
         num_groups (int): Horovod's old name of an integer ``groups``. Default: 0.
 
@@ -124,11 +125,12 @@ def DistributedOptimizer(
     may_grow = elastic_member.is_elastic() and process_set is global_process_set  # a job of one rank now, of more later
     alone = not may_grow and (size == 1 or not process_set.included() or process_set.size() == 1)
     combines = chosen == Adasum and not weighted and not alone
-    if not isinstance(shard, bool):
-        raise TypeError(f"shard={shard!r} must be True or False [HVD200]")
-    if shard:
+    if not isinstance(shard, (bool, ProcessSet)):
+        raise TypeError(f"shard={shard!r} must be True, False or a hvd.ProcessSet [HVD200]")
+    if shard is not False:
         from . import sharded
 
+        inside = process_set if shard is True else shard
         sharded.refuse(optimizer, pairs, op if weighted else chosen, compression, members, bucket_cap_mb)
     for parameter, name in pairs:
         if parameter.is_complex() and not combines:
@@ -148,12 +150,12 @@ def DistributedOptimizer(
         bare, dense = compression is Compression.none, bool(sparse_as_dense)
         return kind(chosen, gradient_predivide_factor, compression, process_set, serial, bare, dense)
 
-    shards = shard and not alone
+    shards = shard is not False and not alone
     methods = (sharded.ShardedMethods, sharded.StepOnShards) if shards else (Distributed,)
     wrapped = _wrapped(optimizer, methods, names)
     wrapped.__dict__["_hvd_passes"] = backward_passes_per_step
     if shards:
-        return sharded.sharded(optimizer, wrapped, wire_of, backward_passes_per_step, pairs, bucket_cap_mb)
+        return sharded.sharded(optimizer, wrapped, wire_of, backward_passes_per_step, pairs, bucket_cap_mb, inside)
     if not alone:
         wire = wire_of(Wire)
         exchange = Exchange(wire, backward_passes_per_step)

@@ -3,7 +3,8 @@
 A bucket of the layout (`training.shard_layout`) goes when its gradients are ready and all buckets before it have gone:
 by one reducescatter, or by one reduce where it has one owner. Then `p.grad` is a `SentGradient`, which has no memory
 and raises an error for code that reads it. At most WINDOW buckets are in flight, since each keeps its gradients alive.
-All ranks send in one order, so that a rank that waits for its oldest bucket waits for nothing that depends on it.
+All ranks send in one order. But where a bucket is frozen on some ranks only, these send it at the end of the round, and
+the others must not wait for it before: the window is a bound of memory, and is given up for such a round.
 
 All that travels of a bucket (gradients, then values, then state) has the name that the gradient's allreduce would have.
 So a rank that is in another part of its step than the others, or not sharded, is a mismatch at once and not a hang.
@@ -11,6 +12,7 @@ So a rank that is in another part of its step than the others, or not sharded, i
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -18,61 +20,25 @@ from typing import Any
 import torch
 
 from ... import _core
-from ...errors import HvdError, HvdMismatchError, is_outcome
+from ...errors import HvdMismatchError, is_outcome
 from ...errors.codes import uncoded
-from ...ops import Handle
+from ...ops import Average, Handle, Sum
 from ...ops.arguments import full_name
 from ...ops.tensors import placed
-from ...process_sets.process_set import number_of
+from ...process_sets.process_set import ProcessSet, number_of
 from ...training.shard_layout import Bucket
 from ..ops import plain
 from .buckets import Carrier
 from .failed_backward import PRIORITY, SKIP_SHAPE
 from .gradient_codec import Flight, Wire
 from .reducer import Exchange
+from .sent_gradient import SentGradient
+from .share_reduction import Part, ShareReduction
 
 WINDOW = 3  # buckets in flight at once
+_WINDOW_S = 1.0  # longer than that a rank waits for no bucket: another one may send it at the end of the round only
 _LOOK_S = 0.1
 _OTHER_KIND = "disagree on the collective"  # in the core's text
-
-
-class SentGradient(torch.Tensor):
-    """What ``p.grad`` is between the moment when the gradient is sent and ``zero_grad``: an error for its readers."""
-
-    _name: str
-    zeroed: bool
-
-    @staticmethod
-    def __new__(cls, like: torch.Tensor, name: str, dtype: Any = None, device: Any = None) -> SentGradient:
-        made: SentGradient = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
-            cls, like.shape, dtype=dtype or like.dtype, device=device or like.device
-        )
-        made._name, made.zeroed = name.partition("#")[0], False
-        return made
-
-    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
-        return f"<gradient of {self._name!r}: each rank has its share>"
-
-    @classmethod
-    def __torch_dispatch__(  # type: ignore[override]
-        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        called = func._schema.name
-        found = [each for arg in args for each in (arg if isinstance(arg, (list, tuple)) else [arg])]
-        mine = [each for each in found if isinstance(each, SentGradient)]
-        if called in ("aten::zero_", "aten::_foreach_zero_"):
-            for each in mine:
-                each.zeroed = True
-            return args[0] if called == "aten::zero_" else None
-        if called == "aten::detach":
-            return args[0]
-        if called == "aten::_to_copy":  # as model.double() does
-            return SentGradient(mine[0], mine[0]._name, kwargs.get("dtype"), kwargs.get("device"))
-        raise HvdError(
-            f"the gradient of {mine[0]._name!r} is not on this rank: with shard=True each rank has a share of the "
-            "averaged gradients. Clip with optimizer.clip_grad_norm_(max_norm). To read this rank's own gradient, use "
-            "parameter.register_post_accumulate_grad_hook [HVD200]"
-        )
 
 
 class ShardedWire(Wire):
@@ -101,13 +67,20 @@ class ShardedExchange(Exchange):
         """As without shards, unless another rank is in no round: then this rank has the error and waits for nothing."""
         elsewhere = self._elsewhere()
         if elsewhere is None:
-            yield from super()._landings()
+            waits = super()._landings()
+            yield next(waits)  # sends what is lacking
+            yield self.carrier.go_across
+            yield from waits
             return
 
         def refuse() -> None:
             raise elsewhere
 
         yield refuse
+
+    def _skip_lacking(self) -> None:
+        super()._skip_lacking()
+        self.carrier.go_across()
 
     def _elsewhere(self) -> HvdMismatchError | None:
         """Wait until all ranks are in the round: None. The error, if one is in another part of its loop instead."""
@@ -129,9 +102,10 @@ class ShardedExchange(Exchange):
 class ShardCarrier(Carrier):
     """Sends buckets, and holds this rank's share of each: `shares`."""
 
-    def __init__(self, exchange: Exchange) -> None:
+    def __init__(self, exchange: Exchange, inside: ProcessSet, across: ProcessSet | None) -> None:
+        """inside: the ranks that shard. across: the ranks with equal shares, where there are several such groups."""
         super().__init__(exchange)
-        self.process_set = exchange.wire.process_set
+        self.process_set, self.across = inside, across
         self.ranks, self.me = self.process_set.size(), self.process_set.rank()
         self.buckets: list[Bucket] = []
         self.bucket_of: dict[int, int] = {}
@@ -141,7 +115,9 @@ class ShardCarrier(Carrier):
         self._waits: list[set[int]] = []
         self._repeats: set[int] = set()
         self._next = 0
-        self._sent: deque[Flight] = deque()
+        self._sent: deque[tuple[Flight, ShareReduction]] = deque()
+        self._bounded, self._differ = True, False  # by the window; some ranks send what others do not
+        self._inside: list[ShareReduction] = []  # those of the round that may not yet go across groups
         self._spare: list[torch.Tensor] = []  # flat memory, used again
 
     def append(self, buckets: Iterable[Bucket]) -> None:
@@ -191,6 +167,9 @@ class ShardCarrier(Carrier):
             self._launch(index)
         self._clear()
 
+    def differ(self, names: Sequence[str]) -> None:
+        self._differ = True
+
     def settled(self, lacking: Sequence[int]) -> None:
         for number in lacking:
             parameter = self.exchange.wire.parameters[number]
@@ -199,11 +178,12 @@ class ShardCarrier(Carrier):
             if not any(number in self.exchange.in_flight for number in self.buckets[index].numbers):
                 self._launch(index)
         self._sent.clear()
+        self._bounded, self._differ = not self._differ, False
 
     def take_back(self, number: int) -> None:
         self._ready.discard(number)
 
-    def skip(self, numbers: Sequence[int]) -> Iterable[tuple[Sequence[int], list[Handle]]]:
+    def skip(self, numbers: Sequence[int]) -> Iterable[tuple[Sequence[int], list[Any]]]:
         for index in sorted({self.bucket_of[number] for number in numbers}):
             bucket = self.buckets[index]
             nothing = torch.empty(SKIP_SHAPE, dtype=bucket.kind[0])
@@ -214,6 +194,7 @@ class ShardCarrier(Carrier):
 
     def forget(self) -> None:
         self._sent.clear()
+        self._inside.clear()
         self._adds.clear()
         self._clear()
 
@@ -242,18 +223,12 @@ class ShardCarrier(Carrier):
 
     def _launch(self, index: int) -> None:
         bucket, wire = self.buckets[index], self.exchange.wire
-        while len(self._sent) >= WINDOW:
-            try:
-                self._sent[0].complete()
-            except Exception as error:
-                if not is_outcome(error):  # else the round raises it when all is complete
-                    raise
-            self._sent.popleft()
+        self._make_room()
         wire.writers.join(bucket.numbers)
         source, memory, adds = self._packed(bucket)
         packed, ctx = (source, None) if wire.uncompressed else wire.compression.compress(source)
         low, high = bucket.section(self.me, self.ranks)
-        handle = self._reduced(index, packed, packed.new_empty(high - low))
+        reduction = self._reduced(index, packed, packed.new_empty(high - low))
         old = self.shares.get(index)
 
         def arrive(share: torch.Tensor) -> None:
@@ -268,9 +243,33 @@ class ShardCarrier(Carrier):
             if memory is not None:
                 self.spare(memory)
 
-        flight = Flight(bucket.numbers, handle, arrive)
-        self._sent.append(flight)
+        flight = Flight(bucket.numbers, reduction, arrive)
+        self._sent.append((flight, reduction))
         self.exchange.in_flight.update(dict.fromkeys(filter(self._travels, bucket.numbers), flight))
+
+    def _make_room(self) -> None:
+        """Wait until a bucket more may be in flight, and start what goes across groups."""
+        until = time.monotonic() + _WINDOW_S
+        while self._bounded and len(self._sent) >= WINDOW:
+            flight, reduction = self._sent[0]
+            if not reduction.within(max(0.0, until - time.monotonic())):
+                self._bounded = time.monotonic() < until
+                continue
+            try:
+                flight.complete()
+            except Exception as error:
+                if not is_outcome(error):  # else the round raises it when all is complete
+                    raise
+            self._sent.popleft()
+        for flight, _ in self._sent:
+            flight.failure()
+
+    def go_across(self) -> None:
+        """All is in flight. Start all that goes across groups, before this rank waits for any of it: the ranks of the
+        other groups may wait in another order."""
+        while self._inside:
+            self._inside[-1].go_on()
+            self._inside.pop()
 
     def _packed(self, bucket: Bucket) -> tuple[torch.Tensor, torch.Tensor | None, set[int]]:
         """What travels, in one dimension; the flat memory, if that is some; numbers whose share adds to the old one."""
@@ -309,15 +308,34 @@ class ShardCarrier(Carrier):
             at += count
         return source, memory, adds
 
-    def _reduced(self, index: int, source: torch.Tensor, share: torch.Tensor) -> Handle:
+    def _reduced(self, index: int, source: torch.Tensor, share: torch.Tensor) -> ShareReduction:
         """The reduction of a bucket, to the share of each rank."""
-        bucket, wire, terms = self.buckets[index], self.exchange.wire, self.exchange.wire.terms
+        bucket, wire = self.buckets[index], self.exchange.wire
+        terms, priority = wire.terms, PRIORITY if wire.reporting in bucket.numbers else 0
+        inside = terms if self.across is None else terms._replace(op=Sum, postscale=1.0)
         view, target = plain.adapter.view(source), plain.adapter.view(share).address
         kind, root = (_core.REDUCESCATTER, 0) if bucket.owner is None else (_core.REDUCE, bucket.owner)
         pending = _core.submit(
-            kind, terms.op, view.dtype, self.name(index), view.shape, view.address,
+            kind, inside.op, view.dtype, self.name(index), view.shape, view.address,
             target if bucket.owner in (None, self.me) else 0, (source.untyped_storage(), share), root=root,
-            prescale=terms.prescale, postscale=terms.postscale, process_set=number_of(self.process_set),
-            priority=PRIORITY if wire.reporting in bucket.numbers else 0, quiet=_core.SOON, **placed(view),
+            prescale=inside.prescale, postscale=inside.postscale, process_set=number_of(self.process_set),
+            priority=priority, quiet=_core.SOON, **placed(view),
         )  # fmt: skip
-        return Handle([pending], lambda _: share)
+
+        first = Part(Handle([pending], lambda _: share), pending)
+        if self.across is None:
+            return ShareReduction(first, None)
+        members = self.across
+
+        def across(sum_inside: torch.Tensor | None) -> Part:
+            mine = share.new_empty(SKIP_SHAPE) if sum_inside is None else sum_inside
+            view = plain.adapter.view(mine)
+            divided = terms.postscale / (wire.process_set.size() if terms.op == Average else 1)
+            request = _core.submit(
+                _core.ALLREDUCE, Sum, view.dtype, self.name(index), view.shape, view.address, view.address, mine,
+                postscale=divided, process_set=number_of(members), priority=priority, quiet=_core.SOON, **placed(view),
+            )  # fmt: skip
+            return Part(Handle([request], lambda _: mine), request)
+
+        self._inside.append(ShareReduction(first, across))
+        return self._inside[-1]

@@ -28,6 +28,8 @@ def whole_state(shards: Shards) -> dict[int, dict[str, Any]] | None:
     """On the first rank, the state of each parameter, by number, on the CPU; None elsewhere. All ranks must call it."""
     shards.require_job()
     root = shards.process_set.ranks[0]
+    if root != shards.carrier.exchange.wire.process_set.ranks[0]:
+        return None  # every group has the whole state
     try:  # by the name of the first bucket, so that a rank that trains on meanwhile disagrees at once
         gathered(torch.zeros(1, dtype=torch.uint8), shards.carrier.name(0), shards.process_set).wait()
     except HvdMismatchError as error:

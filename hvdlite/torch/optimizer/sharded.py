@@ -18,6 +18,7 @@ import torch
 from ...errors import HvdMismatchError
 from ...errors.codes import coded, uncoded
 from ...ops import Average, Sum
+from ...process_sets.process_set import ProcessSet
 from ...rendezvous import elastic_member
 from ...training.consistency import require_equal
 from ..compression import Compression
@@ -28,6 +29,7 @@ from .reproducible_norm import clip, known_norm
 from .shard_carrier import ShardCarrier, ShardedExchange, ShardedWire
 from .shard_state import take_whole, whole_state
 from .shards import Shards
+from .share_reduction import across
 
 _MB = 1 << 20
 _COMPRESSIONS = (Compression.none, Compression.fp16, Compression.bf16)
@@ -141,18 +143,18 @@ def _other_step(error: HvdMismatchError) -> HvdMismatchError:
 
 def sharded(
     optimizer: torch.optim.Optimizer, wrapped: Any, wire_of: Callable[[type[Wire]], Wire], passes: int,
-    pairs: Sequence[tuple[torch.Tensor, str]], cap_mb: float
+    pairs: Sequence[tuple[torch.Tensor, str]], cap_mb: float, inside: ProcessSet
 ) -> Any:  # fmt: skip
     """Make `wrapped`, an object of a class with these methods, a sharded optimizer of these parameters.
 
-    wire_of: makes the wire, of the class that it is given.
+    wire_of: makes the wire, of the class that it is given. inside: the ranks that shard, this one among them.
     """
     base = type(optimizer)
     verdict = judge(optimizer, base)
     if verdict.refused:
         raise ValueError(f"{base.__name__} cannot be sharded: {verdict.refused}. Leave out shard=True [HVD200]")
     exchange = ShardedExchange(wire_of(ShardedWire), passes)
-    exchange.carrier = ShardCarrier(exchange)
+    exchange.carrier = ShardCarrier(exchange, inside, across(inside, exchange.wire.process_set))
     for parameter, name in pairs:
         exchange.add(parameter, name)
     before = dict(wrapped.state)
@@ -180,7 +182,7 @@ def _lay_out(wrapped: Any, fresh: range) -> None:
          shards.verdict.anywhere)
         for n in fresh
     ]  # fmt: skip
-    require_equal("DistributedOptimizer(shard=True)", mine, shards.process_set, _shown, "Build the same optimizer")
+    require_equal("DistributedOptimizer(shard=True)", mine, wire.process_set, _shown, "Build the same optimizer")
     shards.add(group_of)
 
 

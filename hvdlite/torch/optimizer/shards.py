@@ -28,7 +28,8 @@ from ..ops import plain
 from .cut_trial import Verdict, twin
 from .gradient_memory import gathered
 from .reproducible_norm import euclidean, greatest
-from .shard_carrier import WINDOW, SentGradient, ShardedExchange
+from .sent_gradient import SentGradient
+from .shard_carrier import WINDOW, ShardedExchange
 
 _HANDED_ON = ("grad_scale", "found_inf")  # by GradScaler to a fused optimizer
 

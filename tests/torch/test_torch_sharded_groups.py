@@ -1,0 +1,69 @@
+"""`DistributedOptimizer(shard=mesh.group(...))`, and gradients that only some ranks send."""
+
+import pytest
+import torch
+from ranks import as_ranks
+from test_torch_sharded import MAKE, bits, require_equal_on_all, state_bits
+from torch import nn, optim
+
+import hvdlite.torch as hvd
+
+
+@as_ranks(2)
+def test_many_buckets_that_are_frozen_on_one_rank_only():
+    values = []
+    for shard in (False, True):
+        torch.manual_seed(0)
+        model = nn.Sequential(*[nn.Linear(260, 260, bias=False) for _ in range(6)])
+        optimizer = optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters(), shard=shard)
+        for step in range(3):
+            model[5].requires_grad_(hvd.rank() == 0 or step == 2)
+            optimizer.zero_grad()
+            model(torch.full((2, 260), 0.1 * (step + hvd.rank()))).sum().backward()
+            optimizer.step()
+        values.append(bits(model.parameters()))
+    require_equal_on_all(*values)
+
+
+def train_exactly(make, **words):
+    """The state and values after steps whose sums are exact, so that the order of adding does not matter."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(300, 300, bias=False), nn.Linear(300, 3))
+    for each in model.parameters():
+        each.data.mul_(8).round_()
+    optimizer = hvd.DistributedOptimizer(make(model.parameters()), model.named_parameters(), **words)
+    for step in range(4):
+        optimizer.zero_grad()
+        hook = model[0].weight.register_hook(lambda _: 1 / 0) if step == 2 and hvd.rank() == 3 else None
+        sign = torch.tensor([[1.0 + hvd.rank(), -1.0, 2.0]])
+        loss = sum((each.view(-1)[::7] * (step + hvd.rank())).sum() for each in model.parameters()) + sign.sum()
+        if step == 2:
+            with pytest.raises((ZeroDivisionError, hvd.HvdMismatchError), match=r"zero|HVD308"):
+                loss.backward()
+            if hook is not None:
+                hook.remove()
+            continue
+        loss.backward()
+        optimizer.clip_grad_norm_(100.0)
+        optimizer.step()
+    state = optimizer.state_dict()
+    return bits(model.parameters()), state if state is None else state_bits(state)
+
+
+@pytest.mark.parametrize("name", ["adamw", "adafactor"])
+@as_ranks(4)
+def test_each_group_of_ranks_has_one_whole_state(name):
+    mesh = hvd.Mesh(cross=2, local=2)
+    whole, shared = train_exactly(MAKE[name]), train_exactly(MAKE[name], shard=mesh.group("local"))
+    assert whole[0] == shared[0]
+    require_equal_on_all(shared[0])
+    assert shared[1] == (whole[1] if hvd.rank() == 0 else None)
+    model = nn.Linear(2, 2)
+    sets = [hvd.add_process_set([0, 1, 2]), hvd.add_process_set([3])]
+    with pytest.raises(ValueError, match=r"groups of one size.*\[0, 1, 2\], \[3\].*HVD200"):
+        hvd.DistributedOptimizer(
+            optim.SGD(model.parameters(), lr=0.1), model.named_parameters(), shard=sets[hvd.rank() // 3]
+        )
+    for each in sets:
+        hvd.remove_process_set(each)
