@@ -272,6 +272,8 @@ def test_what_cannot_be_sharded_is_refused_by_name():
         with pytest.raises(ValueError, match=text + ".*HVD200"):
             wrap(optimizer, **words)
     optimizer = wrap(plain)
+    with pytest.raises(hvd.HvdStateError, match="save_sharded.*HVD425"):
+        hvd.elastic.TorchState(model, optimizer).save_to("nowhere")
     for call, text in (
         (lambda: optimizer.register_comm_hook(None, print), "no comm hook"),
         (lambda: optimizer.clip_grad_norm_(1.0, 3), "norm_type"),
@@ -280,8 +282,6 @@ def test_what_cannot_be_sharded_is_refused_by_name():
     ):
         with pytest.raises(ValueError, match=text):
             call()
-    with pytest.raises(hvd.HvdError, match="shard=True"):
-        hvd.elastic.TorchState(model, optimizer)
     loss_of(model, 0).backward()
     optimizer.step()
     model.double()

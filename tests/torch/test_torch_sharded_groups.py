@@ -1,9 +1,9 @@
-"""`DistributedOptimizer(shard=mesh.group(...))`, and gradients that only some ranks send."""
+"""A sharded optimizer of a group of ranks, beside gradients that only some ranks send, and in a `TorchState`."""
 
 import pytest
 import torch
 from ranks import as_ranks
-from test_torch_sharded import MAKE, bits, require_equal_on_all, state_bits
+from test_torch_sharded import MAKE, bits, loss_of, net, require_equal_on_all, state_bits
 from torch import nn, optim
 
 import hvdlite.torch as hvd
@@ -67,3 +67,25 @@ def test_each_group_of_ranks_has_one_whole_state(name):
         )
     for each in sets:
         hvd.remove_process_set(each)
+
+
+@as_ranks(2)
+def test_a_state_in_memory_goes_back_to_its_commit():
+    model = net()
+    optimizer = hvd.DistributedOptimizer(optim.AdamW(model.parameters(), lr=1e-2), model.named_parameters(), shard=True)
+    state = hvd.elastic.TorchState(model, optimizer, step=0)
+    results = []
+    for times in (3, 3):
+        for step in range(times):
+            optimizer.zero_grad()
+            loss_of(model, step).backward()
+            if step == 1:
+                with pytest.raises(hvd.HvdStateError, match="commit after step.*HVD425"):
+                    state.commit()
+            optimizer.step()
+        results.append(
+            (bits(model.parameters()), state_bits(optimizer.state_dict() or {"state": {}, "param_groups": 0}))
+        )
+        state.restore()
+    require_equal_on_all(results[0][0], results[1][0])
+    assert results[0] == results[1]

@@ -17,10 +17,12 @@ from typing import Any
 
 import torch
 
+from ...errors import HvdStateError
 from ..optimizer.failed_backward import forget
 from ..optimizer.gradient_memory import owner_of
 from ..optimizer.methods import Delta
 from ..optimizer.reducer import Exchange
+from ..optimizer.sent_gradient import SentGradient
 
 _Kept = dict[str, dict[int, Any]]
 
@@ -53,6 +55,13 @@ def kept(parts: Sequence[Any]) -> _Kept | None:
     opened = [owners[number] for number in positions]
     for number, parameter in enumerate(parameters):
         gradient, owner_ = parameter.grad, owner_of(parameter)
+        if isinstance(gradient, SentGradient):
+            if owner_ in opened:
+                raise HvdStateError(
+                    "a commit between backward and step() does not hold the shares of the averaged gradients: commit "
+                    "after step() of a sharded optimizer [HVD425]"
+                )
+            continue
         if gradient is not None and (owner_ is None or owner_ in opened or not parameter.requires_grad):
             gradients[number] = gradient.detach().clone()
     return {"places": positions, "gradients": gradients} if positions or gradients else None

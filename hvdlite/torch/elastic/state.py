@@ -46,6 +46,8 @@ class StateHandler:
         value: the object.
     """
 
+    number = -1  # of the commit that is being saved, or that all go on from; TorchState sets it
+
     def __init__(self, value: Any) -> None:
         self.value = value
 
@@ -126,8 +128,6 @@ class SamplerStateHandler(StateDictHandler):
     commit too.
     """
 
-    number = -1  # of the commit that is being saved, or that all go on from; TorchState sets it
-
     def __init__(self, value: Any) -> None:
         self._copies: dict[int, dict[str, Any]] = {}  # by number of commit: the last two
         super().__init__(value)
@@ -192,10 +192,9 @@ def set_handler_registry(registry: list[tuple[type, type]]) -> None:
 
 def _handler_of(value: Any) -> StateHandler | None:
     if hasattr(value, "_hvd_shards"):
-        raise HvdStateError(
-            "TorchState does not support an optimizer with shard=True, whose state_dict() is whole on rank 0 only: "
-            "save optimizer.state_dict() to a file, or leave out shard=True [HVD425]"
-        )
+        from .sharded_state import ShardedStateHandler
+
+        return ShardedStateHandler(value)
     for kind, handler in _handler_registry:
         if isinstance(value, kind):
             return handler(value)
@@ -331,8 +330,8 @@ class TorchState(ObjectState):
     def _all_or_none(self) -> Iterator[None]:
         """All handlers have new copies afterwards, or none has: where the body raises they have those of before."""
         before = [(handler, dict(vars(handler))) for handler in self._handlers.values()]
-        for sampler in self._samplers():
-            sampler.number = self._number
+        for handler in self._handlers.values():
+            handler.number = self._number
         try:
             yield
         except BaseException:

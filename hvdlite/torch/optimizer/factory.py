@@ -131,7 +131,8 @@ def DistributedOptimizer(
         from . import sharded
 
         inside = process_set if shard is True else shard
-        sharded.refuse(optimizer, pairs, op if weighted else chosen, compression, members, bucket_cap_mb)
+        every_rank = inside is global_process_set
+        sharded.refuse(optimizer, pairs, op if weighted else chosen, compression, members, bucket_cap_mb, every_rank)
     for parameter, name in pairs:
         if parameter.is_complex() and not combines:
             raise ValueError(

@@ -20,12 +20,14 @@ from typing import Any
 import torch
 
 from ... import _core
-from ...errors import HvdMismatchError, is_outcome
+from ...errors import HvdError, HvdMismatchError, is_outcome
 from ...errors.codes import uncoded
+from ...lifecycle.init import incarnations
 from ...ops import Average, Handle, Sum
 from ...ops.arguments import full_name
 from ...ops.tensors import placed
 from ...process_sets.process_set import ProcessSet, number_of
+from ...rendezvous import elastic_member
 from ...training.shard_layout import Bucket
 from ..ops import plain
 from .buckets import Carrier
@@ -106,10 +108,7 @@ class ShardCarrier(Carrier):
         """inside: the ranks that shard. across: the ranks with equal shares, where there are several such groups."""
         super().__init__(exchange)
         self.process_set, self.across = inside, across
-        self.ranks, self.me = self.process_set.size(), self.process_set.rank()
-        self.buckets: list[Bucket] = []
-        self.bucket_of: dict[int, int] = {}
-        self.shares: dict[int, torch.Tensor] = {}
+        self.assign()
         self._adds: set[int] = set()  # parameters whose next share adds to the one that is there
         self._ready: set[int] = set()
         self._waits: list[set[int]] = []
@@ -119,6 +118,27 @@ class ShardCarrier(Carrier):
         self._bounded, self._differ = True, False  # by the window; some ranks send what others do not
         self._inside: list[ShareReduction] = []  # those of the round that may not yet go across groups
         self._spare: list[torch.Tensor] = []  # flat memory, used again
+
+    def assign(self) -> None:
+        """The ranks are those of this job now. Nothing is laid out, and no rank has a share."""
+        self.ranks, self.me = self.process_set.size(), self.process_set.rank()
+        self.incarnation = incarnations()
+        self.buckets: list[Bucket] = []
+        self.bucket_of: dict[int, int] = {}
+        self.shares: dict[int, torch.Tensor] = {}
+
+    def require_job(self) -> None:
+        """HvdError if the shares are not of the ranks that there are now."""
+        if not self.buckets and elastic_member.is_elastic():
+            raise HvdError(
+                "in an elastic job a sharded optimizer has shares after the first sync: give it to "
+                "hvd.elastic.TorchState(model, optimizer), and train in a function of hvd.elastic.run [HVD200]"
+            )
+        if self.incarnation != incarnations():
+            raise HvdError(
+                "a sharded optimizer belongs to the ranks it was wrapped on, and hvd.init() was called again since: "
+                "load a saved state into a new optimizer, and wrap that [HVD200]"
+            )
 
     def append(self, buckets: Iterable[Bucket]) -> None:
         """More parameters."""
@@ -146,6 +166,7 @@ class ShardCarrier(Carrier):
         return parameter.requires_grad or parameter.grad is not None
 
     def _begin(self) -> None:
+        self.require_job()  # else a share would not have the size that arrives
         if not self._waits:
             self._waits = [set(filter(self._travels, bucket.numbers)) for bucket in self.buckets]
 
@@ -193,6 +214,7 @@ class ShardCarrier(Carrier):
         self._clear()
 
     def forget(self) -> None:
+        self.shares.clear()
         self._sent.clear()
         self._inside.clear()
         self._adds.clear()

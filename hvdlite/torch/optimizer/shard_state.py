@@ -103,7 +103,7 @@ def take_whole(shards: Shards, state: Mapping[Any, dict[str, Any]]) -> None:
 def _share(key: str, value: Any, piece: Piece, shards: Shards) -> Any:
     if not isinstance(value, torch.Tensor):
         return value
-    if shards.verdict.anywhere and key in shards.verdict.keys:
+    if shards.is_cut(key):
         value = value.reshape(-1)[piece.begin : piece.end]
     return value.detach().clone()
 

@@ -93,7 +93,8 @@ class ShardedMethods(Distributed):
                 "this state is None, as state_dict() of a sharded optimizer returns it on other ranks than the first: "
                 "save it on rank 0, and load that file on all ranks [HVD200]"
             )
-        self._hvd_shards.require_job()
+        if not elastic_member.is_elastic():
+            self._hvd_shards.require_job()
         super().load_state_dict(state_dict)
         self._hvd_shards.drop()
         self._hvd_shards.loaded = state_dict
@@ -102,7 +103,8 @@ class ShardedMethods(Distributed):
         """The original's add_param_group, on all ranks with the same parameters."""
         known = len(self._hvd.wire.parameters)  # type: ignore[union-attr]
         super().add_param_group(param_group)
-        _lay_out(self, range(known, len(self._hvd.wire.parameters)))  # type: ignore[union-attr]
+        if self._hvd_shards.is_of_this_job() or not elastic_member.is_elastic():
+            lay_out(self, range(known, len(self._hvd.wire.parameters)))  # type: ignore[union-attr]
 
     def register_comm_hook(self, state: Any, hook: Any, bucket_cap_mb: float = 25.0) -> None:
         """ValueError: gradients are reduced to their owners only."""
@@ -157,19 +159,21 @@ def sharded(
     exchange.carrier = ShardCarrier(exchange, inside, across(inside, exchange.wire.process_set))
     for parameter, name in pairs:
         exchange.add(parameter, name)
-    before = dict(wrapped.state)
+    before, loaded = dict(wrapped.state), optimizer.state_dict()  # the same tensors
     wrapped.state.clear()  # the original has it, too
     wrapped.__dict__["_hvd"] = exchange
     wrapped.__dict__["_hvd_shards"] = Shards(wrapped, base, exchange, verdict, int(cap_mb * _MB))
-    _lay_out(wrapped, range(len(pairs)))
-    take_whole(wrapped._hvd_shards, before)
+    if not elastic_member.is_elastic():  # there it is done by the first sync, in which newcomers take part
+        lay_out(wrapped, range(len(pairs)))
+        take_whole(wrapped._hvd_shards, before)
+    wrapped._hvd_shards.loaded = loaded if before else None  # for broadcast_optimizer_state
     exchange.wire.start.optimizer = weakref.ref(wrapped)
     weakref.finalize(wrapped, exchange.hooks.remove)
     return wrapped
 
 
-def _lay_out(wrapped: Any, fresh: range) -> None:
-    """The layout of these parameters, if all ranks have the same ones."""
+def lay_out(wrapped: Any, fresh: range) -> None:
+    """The layout of these parameters, if all ranks have the same ones. Collective."""
     shards, wire, numbers = wrapped._hvd_shards, wrapped._hvd.wire, wrapped._hvd_shards.numbers()
     group_of = {
         numbers[id(parameter)]: index
@@ -192,9 +196,9 @@ def _shown(entries: list[Any]) -> str:
 
 def refuse(
     optimizer: torch.optim.Optimizer, pairs: Sequence[tuple[torch.Tensor, str]], op: Any, compression: Any,
-    groups: Any, cap_mb: Any
+    groups: Any, cap_mb: Any, every_rank: bool
 ) -> None:  # fmt: skip
-    """ValueError for what a sharded optimizer does not support."""
+    """ValueError for what a sharded optimizer does not support. every_rank: all ranks of the job shard."""
     why = None
     if op not in (Average, Sum):
         why = "op must be hvd.Average or hvd.Sum, since shares of the others do not add up"
@@ -206,8 +210,8 @@ def refuse(
         why = f"bucket_cap_mb={cap_mb!r} must be a number above 0"
     elif isinstance(optimizer, torch.optim.LBFGS):
         why = "LBFGS looks at all parameters at once. Leave out shard=True"
-    elif elastic_member.is_elastic():
-        why = "an elastic job may lose a rank with its share of the state. Leave out shard=True, or the elastic launch"
+    elif elastic_member.is_elastic() and not every_rank:
+        why = "in an elastic job, whose process sets end with a rank that is lost, all ranks shard: use shard=True"
     if why is not None:
         raise ValueError(coded("HVD200", f"shard=True: {why}"))
     held = sorted(

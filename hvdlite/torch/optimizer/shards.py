@@ -38,24 +38,33 @@ class Shards:
     """The pieces of one rank, and the optimizer that steps on them."""
 
     def __init__(self, owner: Any, base: Any, exchange: ShardedExchange, verdict: Verdict, cap: int) -> None:
-        self._owner, self._exchange, self.verdict, self._cap = owner, exchange, verdict, cap
+        self._owner, self._base, self._exchange, self.verdict, self._cap = owner, base, exchange, verdict, cap
         self.carrier, self._wire = exchange.carrier, exchange.wire
-        self.process_set, self.ranks, self.me = self.carrier.process_set, self.carrier.ranks, self.carrier.me
-        self._incarnation = incarnations()
-        self._owners: dict[int, int] | None = None if verdict.anywhere else {}
-        self._loads = [0] * self.ranks
-        self.inner = twin(owner, base, [[] for _ in owner.__dict__["param_groups"]])
+        self.process_set = self.carrier.process_set
         self._step: Any = getattr(base.step, "__wrapped__", base.step) if hasattr(base.step, "hooked") else base.step
-        self.pieces: dict[tuple[int, Piece], torch.Tensor] = {}  # by bucket and piece
         self.loaded: dict[str, Any] | None = None  # a whole state that was loaded after the last step
+        self.assign()
+
+    def assign(self) -> None:
+        """The ranks are those of this job now. Nothing is laid out, and no rank has state."""
+        self.carrier.assign()
+        self.ranks, self.me = self.carrier.ranks, self.carrier.me
+        self._owners: dict[int, int] | None = None if self.verdict.anywhere else {}
+        self._loads = [0] * self.ranks
+        self.inner = twin(self._owner, self._base, [[] for _ in self._owner.__dict__["param_groups"]])
+        self.pieces: dict[tuple[int, Piece], torch.Tensor] = {}  # by bucket and piece
+
+    def is_of_this_job(self) -> bool:
+        """Whether the layout is that of the ranks that there are now."""
+        return bool(self.pieces or self.carrier.buckets) and self.carrier.incarnation == incarnations()
+
+    def is_cut(self, key: str) -> bool:
+        """Whether this entry of a piece's state has one number for each of its elements, and not for the parameter."""
+        return self.verdict.anywhere and key in self.verdict.keys
 
     def require_job(self) -> None:
-        """HvdError if the job in which the optimizer was wrapped has ended."""
-        if self._incarnation != incarnations():
-            raise HvdError(
-                "a sharded optimizer belongs to the ranks it was wrapped on, and hvd.init() was called again since: "
-                "load a saved state into a new optimizer, and wrap that [HVD200]"
-            )
+        """HvdError if the shares are not of the ranks that there are now."""
+        self.carrier.require_job()
 
     def add(self, group_of: dict[int, int]) -> None:
         """Parameters, by number, and the group of each."""
