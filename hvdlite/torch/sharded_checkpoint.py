@@ -29,7 +29,6 @@ from ..training.checkpoint_folder import Entry, Manifest
 from .optimizer.shard_state import is_cut, meet
 
 _MARKERS = {"save_sharded": torch.int8, "load_sharded": torch.int16}  # state_dict() has uint8
-_KINDS: dict[str, type[Exception]] = {"OSError": OSError, "ValueError": ValueError, "TypeError": TypeError}
 
 
 def save_sharded(
@@ -108,16 +107,13 @@ def load_sharded(
         'third epoch'
     """
     job = _Job("load_sharded", model, optimizer, folder)
-    read: list[_Read] = []
-
-    def reads() -> int:
-        read.append(job.read())
-        return read[0].manifest.crc
-
-    sums = job.agreed("read", reads)
-    job.agreed("same", lambda: job.require_same_folder(sums))
-    job.apply(read[0])
-    return read[0].rest["extra"]
+    if len(set(job.agreed("read", job.read))) > 1:
+        raise ValueError(
+            f"load_sharded: ranks have read different checkpoints from {job.folder}: the folder must be on a file system "
+            "that all ranks share. Nothing was changed [HVD268]"
+        )
+    job.apply()
+    return job.rest["extra"]
 
 
 class _Held(NamedTuple):
@@ -128,14 +124,6 @@ class _Held(NamedTuple):
     begin: int
     end: int
     made: torch.Tensor
-
-
-class _Read(NamedTuple):
-    """What a rank has read. parts: values and state of each."""
-
-    manifest: Manifest
-    rest: dict[str, Any]
-    parts: list[tuple[_Held, torch.Tensor, dict[str, Any]]]
 
 
 class _Job:
@@ -160,6 +148,7 @@ class _Job:
         self.groups: list[dict[str, Any]] = optimizer.__dict__["param_groups"]
         self.state = optimizer.state if self.shards is None else self.shards.inner.state
         self.names = self._names()  # by the id of a parameter
+        self.parts: list[tuple[_Held, torch.Tensor, dict[str, Any]]] = []  # values and state that were read
         if self.shards is not None:
             what = f"{caller} of a sharded optimizer needs every rank, so all ranks must call it. Another rank is "
             meet(self.shards, _MARKERS[caller], what + "in another part of its script")
@@ -173,10 +162,6 @@ class _Job:
             for g, group in enumerate(self.groups)
             for i, each in enumerate(group["params"])
         }
-        twice = sorted(found.values())
-        for one, other in zip(twice, twice[1:]):
-            if one == other:
-                raise ValueError(f"{self.caller}: the optimizer has two parameters of the name {one!r} [HVD268]")
         self.group_of = {found[id(each)]: group for group in self.groups for each in group["params"]}
         return found
 
@@ -187,15 +172,15 @@ class _Job:
             result = action()
         except Exception as error:  # of any class: the others wait
             mine = error
-            kind = next((kind for kind, known in _KINDS.items() if isinstance(error, known)), "")
-            why = kind, str(error) if kind or code_of(str(error)) else f"{type(error).__name__}: {error}"
+            kind = next((one for one in (HvdError, OSError, ValueError) if isinstance(error, one)), None)
+            why = kind or HvdError, str(error) if kind else f"{type(error).__name__}: {error}"
         replies = allgather_object((why, result), f"{self.caller}.{part}", self.process_set)
         for rank, (why, _) in zip(self.process_set.ranks, replies):
             if why is not None:
                 kind, text = why
                 rest = "The checkpoint from before stays" if self.caller == "save_sharded" else "Nothing was changed"
                 text = f"{self.caller}: rank {rank}: {uncoded(text)}. {rest} [{code_of(text) or 'HVD268'}]"
-                raise _KINDS.get(kind, HvdError)(text) from mine
+                raise kind(text) from mine
         return [result for _, result in replies]
 
     def held(self) -> list[_Held]:
@@ -273,27 +258,27 @@ class _Job:
             "groups": [[self.names[id(each)] for each in group["params"]] for group in self.groups],
         }
 
-    def read(self) -> _Read:
-        """All that this rank needs; nothing is changed."""
+    def read(self) -> int:
+        """Read all that this rank needs, and change nothing; the checksum of the manifest."""
         place = files.found(self.folder)
         if place != self.folder and self.first:
             warn(f"{self.folder} is not there: a save was interrupted. {place} is loaded, the one before [HVD268]")
         manifest = Manifest(place)
-        self._require_same_model(manifest)
-        rest = self._read_rest(manifest)
-        parts, keys = [], dict[str, list[str]]()
+        manifest.require_same(self.about())
+        self.rest = self._read_rest(manifest)
+        keys: dict[str, list[str]] = {}
         for name, key in filter(lambda one: one[1], manifest.ranges):
             keys.setdefault(name, []).append(key)
         for each in self.held():
             values = _tensor(manifest, each, "")
             state: dict[str, Any] = {}
-            for key, value in rest["state"].get(each.name, {}).items():
+            for key, value in self.rest["state"].get(each.name, {}).items():
                 state[key] = self._share(key, value, each)
             for key in keys.get(each.name, ()):
                 like = torch.empty_like(each.made, dtype=getattr(torch, manifest.ranges[each.name, key][0].dtype))
                 state[key] = like.copy_(_tensor(manifest, each, key).view(each.made.shape))
-            parts.append((each, values, state))
-        return _Read(manifest, rest, parts)
+            self.parts.append((each, values, state))
+        return manifest.crc
 
     def _share(self, key: str, value: Any, each: _Held) -> Any:
         """A state that was not cut."""
@@ -304,20 +289,6 @@ class _Job:
         group = self.group_of[each.name]
         on_host = key == "step" and not (group.get("capturable") or group.get("fused"))  # as torch itself keeps it
         return value.clone() if on_host else value.to(each.made.device, copy=True)
-
-    def _require_same_model(self, manifest: Manifest) -> None:
-        mine = self.about()
-        theirs, ours = manifest.parameters, {name: (shape, dtype) for name, shape, dtype in mine["parameters"]}
-        for name in [*theirs, *ours]:
-            if theirs.get(name) != ours.get(name):
-                saved, here = (_words(one.get(name)) for one in (theirs, ours))
-                raise ValueError(f"{manifest.path}: parameter {name!r} is {saved} there, and {here} in this optimizer")
-        for what, one, other in (
-            ("the optimizer is", manifest.optimizer, mine["optimizer"]),
-            ("the groups have the parameters", *([sorted(group) for group in each] for each in (manifest.groups, mine["groups"]))),
-        ):
-            if one != other:
-                raise ValueError(f"{manifest.path}: {what} {one} there, and {other} here")
 
     def _read_rest(self, manifest: Manifest) -> dict[str, Any]:
         path = manifest.rest_path()
@@ -331,33 +302,23 @@ class _Job:
             raise ValueError(f"{path} does not have what save_sharded writes")
         theirs, ours = rest["model"], self.rest_of_model()
         for name in [*theirs, *ours]:
-            saved, here = (_words(_form(one[name])) if name in one else "not" for one in (theirs, ours))
+            saved, here = (_form(one[name]) if name in one else "not" for one in (theirs, ours))
             if saved != here:
                 raise ValueError(f"{path}: {name!r} is {saved} there, and {here} in this model")
         return rest
 
-    def require_same_folder(self, sums: list[int]) -> None:
-        """ValueError if ranks have read different checkpoints."""
-        if sums[self.process_set.rank()] != sums[0]:
-            raise ValueError(
-                f"{self.folder} is another checkpoint here than on rank {self.process_set.ranks[0]}: the folder must "
-                "be on a file system that all ranks share"
-            )
-
-    def apply(self, read: _Read) -> None:
+    def apply(self) -> None:
         """Change the model and the optimizer. What is not on this rank comes from the others."""
         self.state.clear()
         with torch.no_grad():
-            for each, values, state in read.parts:
+            for each, values, state in self.parts:
                 each.made.copy_(values.view(each.made.shape))
                 if state:
                     self.state[each.made] = state
-            for group, options in zip(self.groups, read.rest["options"]):
-                for key, value in options.items():
-                    device = getattr(group.get(key), "device", None) if isinstance(value, torch.Tensor) else None
-                    group[key] = value if device is None else value.to(device)
+            for group, options in zip(self.groups, self.rest["options"]):
+                group.update(options)
             whole = self.model.state_dict()
-            whole.update(read.rest["model"])
+            whole.update(self.rest["model"])
             self.model.load_state_dict(whole)
             if self.shards is not None:
                 self.shards.publish(everything=True)
@@ -371,12 +332,8 @@ def _dtype(value: torch.Tensor) -> str:
     return str(value.dtype).removeprefix("torch.")
 
 
-def _form(value: Any) -> tuple[list[int], str] | None:
-    return (list(value.shape), _dtype(value)) if isinstance(value, torch.Tensor) else None
-
-
-def _words(form: tuple[list[int], str] | None) -> str:
-    return "not" if form is None else f"{form[0]} {form[1]}"
+def _form(value: Any) -> str:
+    return f"{list(value.shape)} {_dtype(value)}" if isinstance(value, torch.Tensor) else "no tensor"
 
 
 def _raw(value: torch.Tensor) -> memoryview:

@@ -23,6 +23,7 @@ import secrets
 import time
 import zlib
 from collections.abc import Iterator
+from itertools import zip_longest
 from typing import Any, BinaryIO, NamedTuple
 
 BLOCK = 1 << 20
@@ -216,6 +217,19 @@ class Manifest:
         blocks = -(-one.bytes // BLOCK) if numbers else 0
         if not numbers or one.bytes != (one.end - one.begin) * WIDTHS[one.dtype] or not _counts(one.crc32, blocks):
             raise ValueError(f"the numbers of an entry of {_shown(one.parameter, one.key)} do not fit together")
+
+    def require_same(self, about: dict[str, Any]) -> None:
+        """ValueError that names what is another parameter, optimizer or group than in the checkpoint."""
+        ours = {name: (shape, dtype) for name, shape, dtype in about["parameters"]}
+        for name in [*self.parameters, *ours]:
+            saved, here = (" ".join(map(str, one.get(name, ("not",)))) for one in (self.parameters, ours))
+            if saved != here:
+                raise ValueError(f"{self.path}: parameter {name!r} is {saved} there, and {here} in this optimizer")
+        if self.optimizer != about["optimizer"]:
+            raise ValueError(f"{self.path} is of {self.optimizer}, and this optimizer is {about['optimizer']}")
+        for number, (saved, here) in enumerate(zip_longest(self.groups, about["groups"], fillvalue=())):
+            if sorted(saved) != sorted(here):
+                raise ValueError(f"{self.path}: group {number} has the parameters {saved} there, and {here} here")
 
     def read(self, name: str, key: str, begin: int, end: int) -> bytearray:
         """Elements of a parameter or of its state. Only the blocks that overlap them are read; each is checked."""
