@@ -5,7 +5,7 @@ without `shard=True`. `training.checkpoint_folder` has the files; this has what 
 (counters of steps), options of the groups, buffers, other parameters and `extra` are in one file of the first rank. It
 is read by `torch.load(weights_only=True)`, which runs no code of a stranger's file.
 
-Each part of the work ends with an exchange of its outcomes. If a rank fails, all raise its error, and nothing is changed.
+Each part of the work ends with an exchange of outcomes. If a rank fails, all raise its error, and nothing is changed.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from ..training import checkpoint_folder as files
 from ..training.checkpoint_folder import Entry, Manifest
 from .optimizer.shard_state import is_cut, meet
 
+_NOT_OPTIONS = "params", "param_names"
 _MARKERS = {"save_sharded": torch.int8, "load_sharded": torch.int16}  # state_dict() has uint8
 
 
@@ -69,14 +70,12 @@ def save_sharded(
         job.agreed("finish", lambda: job.finish(parts, extra) if job.first else None)
     except Exception:
         if job.first:
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError, ValueError):
                 files.remove(files.draft_of(job.folder))
         raise
 
 
-def load_sharded(
-    folder: str | os.PathLike[str], model: torch.nn.Module, optimizer: torch.optim.Optimizer
-) -> Any:
+def load_sharded(folder: str | os.PathLike[str], model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Any:
     """Load what ``save_sharded`` wrote, on any number of ranks, with or without ``shard=True``.
 
     All ranks of the optimizer's process set must call it. Each rank reads its own share, and checks what it reads. The
@@ -100,8 +99,7 @@ def load_sharded(
 
     Example:
         >>> model = torch.nn.Linear(2, 1)
-        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        >>> optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters(), shard=True)
+        >>> optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters()), shard=True)
         >>> hvd.save_sharded("sharded-checkpoint", model, optimizer, extra="third epoch")
         >>> hvd.load_sharded("sharded-checkpoint", model, optimizer)
         'third epoch'
@@ -109,8 +107,8 @@ def load_sharded(
     job = _Job("load_sharded", model, optimizer, folder)
     if len(set(job.agreed("read", job.read))) > 1:
         raise ValueError(
-            f"load_sharded: ranks have read different checkpoints from {job.folder}: the folder must be on a file system "
-            "that all ranks share. Nothing was changed [HVD268]"
+            f"load_sharded: ranks have read different checkpoints from {job.folder}: the folder must be on a file "
+            "system that all ranks share. Nothing was changed [HVD268]"
         )
     job.apply()
     return job.rest["extra"]
@@ -120,7 +118,6 @@ class _Held(NamedTuple):
     """What a rank has of a parameter. made: what its optimizer steps on, and knows state by."""
 
     name: str
-    parameter: torch.Tensor
     begin: int
     end: int
     made: torch.Tensor
@@ -133,12 +130,12 @@ class _Job:
         if not isinstance(model, torch.nn.Module) or not isinstance(optimizer, torch.optim.Optimizer):
             found = f"{type(model).__name__} and {type(optimizer).__name__}"
             raise TypeError(f"{caller} takes a folder, a torch.nn.Module and an optimizer, not {found} [HVD268]")
-        ranks, exchange = _core.size(), getattr(optimizer, "_hvd", None)
-        if exchange is None and ranks > 1:
+        exchange: Any = getattr(optimizer, "_hvd", None)
+        if _core.size() > 1 and exchange is None:
             raise ValueError(
-                f"{caller}: this optimizer shares its updates with no other of the {ranks} ranks: give what "
-                "hvd.DistributedOptimizer returned (not with op=hvd.Adasum), on the ranks of its process set. Save an "
-                "optimizer of one rank by torch.save(optimizer.state_dict(), file) [HVD268]"
+                f"{caller}: this optimizer shares its updates with no other rank: give what hvd.DistributedOptimizer "
+                "returned, on the ranks of its process set, and not with op=hvd.Adasum. Save an optimizer of one rank "
+                "by torch.save(optimizer.state_dict(), file) [HVD268]"
             )
         self.caller, self.model, self.optimizer = caller, model, optimizer
         self.exchange, self.shards = exchange, getattr(optimizer, "_hvd_shards", None)
@@ -147,6 +144,7 @@ class _Job:
         self.first = self.process_set.rank() == 0
         self.groups: list[dict[str, Any]] = optimizer.__dict__["param_groups"]
         self.state = optimizer.state if self.shards is None else self.shards.inner.state
+        self.parameters: list[torch.Tensor] = [each for group in self.groups for each in group["params"]]
         self.names = self._names()  # by the id of a parameter
         self.parts: list[tuple[_Held, torch.Tensor, dict[str, Any]]] = []  # values and state that were read
         if self.shards is not None:
@@ -171,27 +169,24 @@ class _Job:
         try:
             result = action()
         except Exception as error:  # of any class: the others wait
-            mine = error
             kind = next((one for one in (HvdError, OSError, ValueError) if isinstance(error, one)), None)
-            why = kind or HvdError, str(error) if kind else f"{type(error).__name__}: {error}"
+            mine, why = error, (kind or HvdError, str(error) if kind else f"{type(error).__name__}: {error}")
         replies = allgather_object((why, result), f"{self.caller}.{part}", self.process_set)
         for rank, (why, _) in zip(self.process_set.ranks, replies):
             if why is not None:
-                kind, text = why
                 rest = "The checkpoint from before stays" if self.caller == "save_sharded" else "Nothing was changed"
-                text = f"{self.caller}: rank {rank}: {uncoded(text)}. {rest} [{code_of(text) or 'HVD268'}]"
-                raise kind(text) from mine
+                code = code_of(why[1]) or "HVD268"
+                raise why[0](f"{self.caller}: rank {rank}: {uncoded(why[1])}. {rest} [{code}]") from mine
         return [result for _, result in replies]
 
     def held(self) -> list[_Held]:
         """This rank's pieces; all parameters, if it is not sharded."""
         if self.shards is None:
-            whole = [each for group in self.groups for each in group["params"]]
-            return [_Held(self.names[id(each)], each, 0, each.numel(), each) for each in whole]
+            return [_Held(self.names[id(each)], 0, each.numel(), each) for each in self.parameters]
         self.shards.prepare()
-        parameters = self.exchange.wire.parameters
-        pieces = ((parameters[piece.number], piece, made) for (_, piece), made in self.shards.pieces.items())
-        return [_Held(self.names[id(each)], each, piece.begin, piece.end, made) for each, piece, made in pieces]
+        names = [self.names[id(each)] for each in self.exchange.wire.parameters]
+        pieces = self.shards.pieces.items()
+        return [_Held(names[piece.number], piece.begin, piece.end, made) for (_, piece), made in pieces]
 
     def rest_of_model(self) -> dict[str, Any]:
         """Buffers, parameters of others, and what a module adds to its state_dict."""
@@ -199,9 +194,8 @@ class _Job:
         return {key: value for key, value in state.items() if id(value) not in self.names}
 
     def options(self) -> list[dict[str, Any]]:
-        return [
-            {key: value for key, value in group.items() if key not in ("params", "param_names")} for group in self.groups
-        ]
+        """Of the groups."""
+        return [{key: each for key, each in group.items() if key not in _NOT_OPTIONS} for group in self.groups]
 
     def begin(self, extra: Any) -> str:
         """An empty draft, made by the first rank."""
@@ -227,8 +221,7 @@ class _Job:
                     if isinstance(value, torch.Tensor) and is_cut(key, value, each.made, verdict):
                         cut[key] = value
                     else:
-                        kept = value.detach().cpu() if isinstance(value, torch.Tensor) else value
-                        whole.setdefault(each.name, {})[key] = kept
+                        whole.setdefault(each.name, {})[key] = _on_host(value)
                 for key, value in cut.items():
                     files.add(file, entries, (each.name, key, each.begin, each.end, _dtype(value)), _raw(value))
         return entries, whole
@@ -240,50 +233,40 @@ class _Job:
             for name, kept in whole.items():
                 state.setdefault(name, {}).update(kept)
         _require_plain("the optimizer's state", state)
-        model = {
-            key: value.detach().cpu() if isinstance(value, torch.Tensor) else value
-            for key, value in self.rest_of_model().items()
-        }
+        model = {key: _on_host(value) for key, value in self.rest_of_model().items()}
         with files.written(os.path.join(files.draft_of(self.folder), files.REST)) as file:
             torch.save({"model": model, "state": state, "options": self.options(), "extra": extra}, file)
-        entries = [entry for theirs, _ in parts for entry in theirs]
-        files.finish(self.folder, self.about(), entries)
+        files.finish(self.folder, self.about(), [entry for theirs, _ in parts for entry in theirs])
 
     def about(self) -> dict[str, Any]:
         """What must be the same at a load."""
-        listed = [each for group in self.groups for each in group["params"]]
         return {
             "optimizer": type(self.optimizer).__name__,
-            "parameters": [[self.names[id(each)], list(each.shape), _dtype(each)] for each in listed],
+            "parameters": [[self.names[id(each)], list(each.shape), _dtype(each)] for each in self.parameters],
             "groups": [[self.names[id(each)] for each in group["params"]] for group in self.groups],
         }
 
     def read(self) -> int:
-        """Read all that this rank needs, and change nothing; the checksum of the manifest."""
+        """Read all that this rank needs, and change nothing. Return the checksum of the manifest."""
         place = files.found(self.folder)
         if place != self.folder and self.first:
             warn(f"{self.folder} is not there: a save was interrupted. {place} is loaded, the one before [HVD268]")
         manifest = Manifest(place)
         manifest.require_same(self.about())
         self.rest = self._read_rest(manifest)
-        keys: dict[str, list[str]] = {}
-        for name, key in filter(lambda one: one[1], manifest.ranges):
-            keys.setdefault(name, []).append(key)
         for each in self.held():
-            values = _tensor(manifest, each, "")
-            state: dict[str, Any] = {}
-            for key, value in self.rest["state"].get(each.name, {}).items():
-                state[key] = self._share(key, value, each)
-            for key in keys.get(each.name, ()):
-                like = torch.empty_like(each.made, dtype=getattr(torch, manifest.ranges[each.name, key][0].dtype))
-                state[key] = like.copy_(_tensor(manifest, each, key).view(each.made.shape))
-            self.parts.append((each, values, state))
+            kept = self.rest["state"].get(each.name, {})
+            state = {key: self._share(key, value, each) for key, value in kept.items()}
+            for key in manifest.keys[each.name]:
+                values = _tensor(manifest, each, key)
+                state[key] = torch.empty_like(each.made, dtype=values.dtype).copy_(values.view(each.made.shape))
+            self.parts.append((each, state.pop(""), state))
         return manifest.crc
 
     def _share(self, key: str, value: Any, each: _Held) -> Any:
         """A state that was not cut."""
         if not isinstance(value, torch.Tensor):
-            return value
+            return value  # a number, None
         if self.shards is not None and self.shards.verdict.anywhere and key in self.shards.verdict.keys:
             value = value.reshape(-1)[each.begin : each.end]
         group = self.group_of[each.name]
@@ -312,7 +295,7 @@ class _Job:
         self.state.clear()
         with torch.no_grad():
             for each, values, state in self.parts:
-                each.made.copy_(values.view(each.made.shape))
+                each.made.copy_(values)
                 if state:
                     self.state[each.made] = state
             for group, options in zip(self.groups, self.rest["options"]):
@@ -332,13 +315,17 @@ def _dtype(value: torch.Tensor) -> str:
     return str(value.dtype).removeprefix("torch.")
 
 
+def _on_host(value: Any) -> Any:
+    return value.detach().cpu() if isinstance(value, torch.Tensor) else value
+
+
 def _form(value: Any) -> str:
     return f"{list(value.shape)} {_dtype(value)}" if isinstance(value, torch.Tensor) else "no tensor"
 
 
 def _raw(value: torch.Tensor) -> memoryview:
     """Its bytes, in the order of its elements."""
-    flat = value.detach().cpu().contiguous().view(-1)
+    flat: Any = value.detach().cpu().contiguous().view(-1)
     return memoryview(flat.view(torch.uint8).numpy()) if flat.numel() else memoryview(b"")
 
 
@@ -361,7 +348,5 @@ def _require_plain(what: str, value: Any) -> None:
         inside = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, each in inside:
         _require_plain(f"{what}[{key!r}]", each)
-    raise ValueError(
-        f"{what} is {type(value).__name__}, which torch.load(weights_only=True) does not read: keep tensors, numbers, "
-        "texts, lists and dicts"
-    )
+    why = "which torch.load(weights_only=True) does not read: keep tensors, numbers, texts, lists and dicts"
+    raise ValueError(f"{what} is {type(value).__name__}, {why}")

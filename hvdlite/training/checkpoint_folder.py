@@ -82,15 +82,16 @@ def require_seen(folder: str, begun: str, maker: int) -> None:
 def _require_ours(folder: str) -> None:
     if not os.path.lexists(folder):
         return
-    foreign = sorted(set(os.listdir(folder)) - set(filter(_OURS.fullmatch, os.listdir(folder))))
+    foreign = sorted(name for name in os.listdir(folder) if not _OURS.fullmatch(name))
     if foreign:
         raise ValueError(f"{folder} has {foreign[0]!r}, which is no file of a checkpoint: give a folder of its own")
 
 
 def remove(folder: str) -> None:
-    """Remove a folder of a checkpoint, if there is one. OSError if it has other files, too."""
+    """Remove a folder of a checkpoint, if there is one. ValueError if it has other files, too."""
+    _require_ours(folder)
     if os.path.lexists(folder):
-        for name in filter(_OURS.fullmatch, os.listdir(folder)):
+        for name in os.listdir(folder):
             os.unlink(os.path.join(folder, name))
         os.rmdir(folder)
 
@@ -104,7 +105,7 @@ def written(path: str) -> Iterator[BinaryIO]:
             file.flush()
             os.fsync(file.fileno())
     except (OSError, RuntimeError) as error:  # torch.save makes a RuntimeError of a write that failed
-        raise OSError(f"{path} cannot be written: {error}. Make space on that disk, or choose another folder") from error
+        raise OSError(f"{path} cannot be written: {error}. Make space there, or choose another folder") from error
 
 
 def add(file: BinaryIO, entries: list[Entry], about: tuple[str, str, int, int, str], data: memoryview) -> None:
@@ -133,7 +134,7 @@ def finish(folder: str, about: dict[str, Any], entries: list[Entry]) -> None:
         os.rename(folder, old)
     os.rename(draft, folder)
     _sync(os.path.dirname(folder))
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, ValueError):
         remove(old)
 
 
@@ -200,9 +201,11 @@ class Manifest:
             entry = Entry(**each)
             self._check(entry)
             self.ranges.setdefault((entry.parameter, entry.key), []).append(entry)
-        for name, (shape, _) in self.parameters.items():
+        for name in self.parameters:
             self.ranges.setdefault((name, ""), [])
+        self.keys: dict[str, list[str]] = {name: [] for name in self.parameters}  # "" is one
         for (name, key), ranges in self.ranges.items():
+            self.keys[name].append(key)
             ranges.sort(key=lambda one: one.begin)
             ends = [0, *(one.end for one in ranges)]
             whole = [one.begin for one in ranges] == ends[:-1] and ends[-1] == math.prod(self.parameters[name][0])
@@ -227,9 +230,9 @@ class Manifest:
                 raise ValueError(f"{self.path}: parameter {name!r} is {saved} there, and {here} in this optimizer")
         if self.optimizer != about["optimizer"]:
             raise ValueError(f"{self.path} is of {self.optimizer}, and this optimizer is {about['optimizer']}")
-        for number, (saved, here) in enumerate(zip_longest(self.groups, about["groups"], fillvalue=())):
-            if sorted(saved) != sorted(here):
-                raise ValueError(f"{self.path}: group {number} has the parameters {saved} there, and {here} here")
+        for number, (theirs, mine) in enumerate(zip_longest(self.groups, about["groups"], fillvalue=())):
+            if sorted(theirs) != sorted(mine):
+                raise ValueError(f"{self.path}: group {number} has the parameters {theirs} there, and {mine} here")
 
     def read(self, name: str, key: str, begin: int, end: int) -> bytearray:
         """Elements of a parameter or of its state. Only the blocks that overlap them are read; each is checked."""
