@@ -256,17 +256,15 @@ class _Job:
         self.rest = self._read_rest(manifest)
         for each in self.held():
             kept = self.rest["state"].get(each.name, {})
-            state = {key: self._share(key, value, each) for key, value in kept.items()}
+            state = {key: self._share(key, one, each) if torch.is_tensor(one) else one for key, one in kept.items()}
             for key in manifest.keys[each.name]:
                 values = _tensor(manifest, each, key)
                 state[key] = torch.empty_like(each.made, dtype=values.dtype).copy_(values.view(each.made.shape))
             self.parts.append((each, state.pop(""), state))
         return manifest.crc
 
-    def _share(self, key: str, value: Any, each: _Held) -> Any:
-        """A state that was not cut."""
-        if not isinstance(value, torch.Tensor):
-            return value  # a number, None
+    def _share(self, key: str, value: torch.Tensor, each: _Held) -> torch.Tensor:
+        """A tensor of the state that was not cut."""
         if self.shards is not None and self.shards.verdict.anywhere and key in self.shards.verdict.keys:
             value = value.reshape(-1)[each.begin : each.end]
         group = self.group_of[each.name]
