@@ -1,11 +1,10 @@
 """`save_sharded` and `load_sharded`: a checkpoint of model and optimizer that each rank writes its own part of.
 
-Ranges of elements are saved, not ranks. So a checkpoint of any number of ranks is loaded by any other number, with or
-without `shard=True`. `training.checkpoint_folder` has the files; this has what goes into them. State that is not cut
-(counters of steps), options of the groups, buffers, other parameters and `extra` are in one file of the first rank. It
-is read by `torch.load(weights_only=True)`, which runs no code of a stranger's file.
+Ranges of elements are saved, so any number of ranks loads it, with or without `shard=True`. What is not cut (counters
+of steps, options, buffers, other parameters, `extra`) is in one file of the first rank, which `torch.load` reads with
+`weights_only=True`, so that it runs no code. `training.checkpoint_folder` has the format of the files.
 
-Each part of the work ends with an exchange of outcomes. If a rank fails, all raise its error, and nothing is changed.
+If a rank fails, all raise its error, and nothing is changed: each part of the work ends with an exchange of outcomes.
 """
 
 from __future__ import annotations
@@ -56,11 +55,13 @@ def save_sharded(
         TypeError: if ``model`` or ``optimizer`` has a wrong type.
 
     Example:
+        >>> import tempfile
         >>> model = torch.nn.Linear(2, 1)
-        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-        >>> optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters(), shard=True)
-        >>> hvd.save_sharded("sharded-checkpoint", model, optimizer, extra={"epoch": 3})
-        >>> hvd.load_sharded("sharded-checkpoint", model, optimizer)
+        >>> optimizer = hvd.DistributedOptimizer(torch.optim.Adam(model.parameters()), shard=True)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     folder = hvd.broadcast_object(folder, root_rank=0)  # one for all ranks
+        ...     hvd.save_sharded(f"{folder}/saved", model, optimizer, extra={"epoch": 3})
+        ...     hvd.load_sharded(f"{folder}/saved", model, optimizer)
         {'epoch': 3}
     """
     job = _Job("save_sharded", model, optimizer, folder)
@@ -99,17 +100,17 @@ def load_sharded(folder: str | os.PathLike[str], model: torch.nn.Module, optimiz
 
     Example:
         >>> model = torch.nn.Linear(2, 1)
-        >>> optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters()), shard=True)
-        >>> hvd.save_sharded("sharded-checkpoint", model, optimizer, extra="third epoch")
-        >>> hvd.load_sharded("sharded-checkpoint", model, optimizer)
-        'third epoch'
+        >>> optimizer = hvd.DistributedOptimizer(torch.optim.Adam(model.parameters()), shard=True)
+        >>> try:
+        ...     hvd.load_sharded("/no/such/folder", model, optimizer)
+        ... except ValueError as error:
+        ...     print("there is no such folder" in str(error))
+        True
     """
     job = _Job("load_sharded", model, optimizer, folder)
     if len(set(job.agreed("read", job.read))) > 1:
-        raise ValueError(
-            f"load_sharded: ranks have read different checkpoints from {job.folder}: the folder must be on a file "
-            "system that all ranks share. Nothing was changed [HVD268]"
-        )
+        why = "the folder must be on a file system that all ranks share. Nothing was changed [HVD268]"
+        raise ValueError(f"load_sharded: ranks have read different checkpoints from {job.folder}: {why}")
     job.apply()
     return job.rest["extra"]
 
@@ -207,8 +208,7 @@ class _Job:
     def write_share(self, begun: str) -> tuple[list[Entry], dict[str, dict[str, Any]]]:
         """Write what this rank owns: the entries, and the state that is not cut, by parameter."""
         files.require_seen(self.folder, begun, self.process_set.ranks[0])
-        entries: list[Entry] = []
-        whole: dict[str, dict[str, Any]] = {}
+        entries, whole = list[Entry](), dict[str, dict[str, Any]]()
         held = self.held() if self.first or self.shards is not None else []
         if not held:
             return entries, whole
@@ -290,8 +290,8 @@ class _Job:
 
     def apply(self) -> None:
         """Change the model and the optimizer. What is not on this rank comes from the others."""
-        self.state.clear()
         with torch.no_grad():
+            self.state.clear()
             for each, values, state in self.parts:
                 each.made.copy_(values)
                 if state:
