@@ -144,6 +144,7 @@
 #define HVD264 "[HVD264] "
 #define HVD266 "[HVD266] "
 #define HVD267 "[HVD267] "
+#define HVD268 "[HVD268] "
 
 /* Ranks disagree, and values that are not finite */
 #define HVD301 "[HVD301] "

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from . import elastic
     from .consistency import check_consistency
     from .optimizer import DistributedOptimizer, WeightedAverage, uneven_inputs
+    from .sharded_checkpoint import load_sharded, save_sharded
     from .state_broadcast import broadcast_optimizer_state, broadcast_parameters, broadcast_state
     from .sync_batch_norm import SyncBatchNorm, convert_sync_batchnorm
 
@@ -32,6 +33,7 @@ _LATER = {  # on first use: more than half of the import, and not needed for tor
     "elastic": ("elastic",),
     "ps": ("ps",),
     "consistency": ("check_consistency",),
+    "sharded_checkpoint": ("load_sharded", "save_sharded"),
     "optimizer": ("DistributedOptimizer", "WeightedAverage", "uneven_inputs"),
     "state_broadcast": ("broadcast_optimizer_state", "broadcast_parameters", "broadcast_state"),
     "sync_batch_norm": ("SyncBatchNorm", "convert_sync_batchnorm"),
@@ -85,6 +87,8 @@ __all__ = [
     "convert_sync_batchnorm",
     "elastic",
     "empty",
+    "load_sharded",
+    "save_sharded",
     "sparse_allreduce_async",
     "uneven_inputs",
 ]

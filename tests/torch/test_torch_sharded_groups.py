@@ -1,5 +1,9 @@
 """A sharded optimizer of a group of ranks, beside gradients that only some ranks send, and in a `TorchState`."""
 
+import shutil
+import tempfile
+from pathlib import Path
+
 import pytest
 import torch
 from ranks import as_ranks
@@ -47,6 +51,15 @@ def train_exactly(make, **words):
         loss.backward()
         optimizer.clip_grad_norm_(100.0)
         optimizer.step()
+    folder = hvd.broadcast_object(tempfile.mkdtemp())
+    hvd.save_sharded(f"{folder}/saved", model, optimizer)
+    assert len(list(Path(f"{folder}/saved").glob("share-*"))) == (2 if "shard" in words else 1)
+    before = bits(model.parameters())
+    for each in model.parameters():
+        each.data.zero_()
+    hvd.load_sharded(f"{folder}/saved", model, optimizer)
+    assert bits(model.parameters()) == before
+    shutil.rmtree(folder, ignore_errors=True)
     state = optimizer.state_dict()
     return bits(model.parameters()), state if state is None else state_bits(state)
 

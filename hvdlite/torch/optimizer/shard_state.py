@@ -21,23 +21,17 @@ from ..state_broadcast import broadcast_structure
 from .gradient_memory import gathered
 
 if TYPE_CHECKING:
+    from .cut_trial import Verdict
     from .shards import Shards
 
 
 def whole_state(shards: Shards) -> dict[int, dict[str, Any]] | None:
     """On the first rank, the state of each parameter, by number, on the CPU; None elsewhere. All ranks must call it."""
-    shards.require_job()
     root = shards.process_set.ranks[0]
     if root != shards.carrier.exchange.wire.process_set.ranks[0]:
         return None  # every group has the whole state
-    try:  # by the name of the first bucket, so that a rank that trains on meanwhile disagrees at once
-        gathered(torch.zeros(1, dtype=torch.uint8), shards.carrier.name(0), shards.process_set).wait()
-    except HvdMismatchError as error:
-        raise HvdMismatchError(
-            f"state_dict() of a sharded optimizer gathers every rank's share, so all ranks must call it. Rank {root} "
-            f"gets the state, the others get None. Another rank went on with its training loop: {uncoded(str(error))} "
-            "[HVD310]"
-        ) from None
+    what = f"state_dict() of a sharded optimizer gathers every rank's share, so all ranks must call it. Rank {root} "
+    meet(shards, torch.uint8, what + "gets the state, the others get None. Another rank went on with its training loop")
     outlines = allgather_object(_outline(shards), "optimizer.outline", shards.process_set)
     state: dict[int, dict[str, Any]] = {}
     for pieces in outlines:
@@ -64,6 +58,18 @@ def whole_state(shards: Shards) -> dict[int, dict[str, Any]] | None:
     return state if shards.me == 0 else None
 
 
+def meet(shards: Shards, marker: torch.dtype, what: str) -> None:
+    """HvdMismatchError that begins with `what`, unless all ranks come here with this marker, which stands for a call.
+
+    It has the name of the first bucket, so that a rank that trains on meanwhile disagrees at once.
+    """
+    shards.require_job()
+    try:
+        gathered(torch.zeros(1, dtype=marker), shards.carrier.name(0), shards.process_set).wait()
+    except HvdMismatchError as error:
+        raise HvdMismatchError(f"{what}: {uncoded(str(error))} [HVD310]") from None
+
+
 def _outline(shards: Shards) -> list[tuple[int, Piece, dict[str, tuple[bool, Any]]]]:
     """Of each piece: its bucket, and its entries: (True, dtype) for those of its shape, else (False, value)."""
     return [
@@ -76,8 +82,15 @@ def _outline(shards: Shards) -> list[tuple[int, Piece, dict[str, tuple[bool, Any
 def _entry(key: str, value: Any, made: torch.Tensor, shards: Shards) -> tuple[bool, Any]:
     if not isinstance(value, torch.Tensor):
         return False, value
-    cut = key in shards.verdict.keys if shards.verdict.anywhere else value.numel() > 1 and value.shape == made.shape
+    cut = is_cut(key, value, made, shards.verdict)
     return (True, str(value.dtype).removeprefix("torch.")) if cut else (False, value.cpu())
+
+
+def is_cut(key: str, value: torch.Tensor, made: torch.Tensor, verdict: Verdict | None) -> bool:
+    """Whether the entry has a number for each element of the parameter. verdict: None if the parameter is whole."""
+    if verdict is not None and verdict.anywhere:
+        return key in verdict.keys
+    return value.numel() > 1 and value.shape == made.shape
 
 
 def _gather(shards: Shards, index: int, key: str, dtype: torch.dtype, root: int) -> torch.Tensor:

@@ -130,12 +130,12 @@ class Shards:
             mine.update((key, value) for key, value in inner.items() if key != "params")
         self.publish()
 
-    def publish(self) -> None:
-        """Parameters of the last rounds become on all ranks what their owners have."""
+    def publish(self, everything: bool = False) -> None:
+        """Parameters of the last rounds, or all of them, become on all ranks what their owners have."""
         sent: deque[tuple[Handle, Any]] = deque()
         failure: Exception | None = None
         for index, bucket in enumerate(self.carrier.buckets):
-            if index not in self.carrier.shares:  # the same on all ranks, whatever p.grad is
+            if not (everything and bucket.total) and index not in self.carrier.shares:  # the same on all ranks
                 continue
             sent.append(self._sent(index, bucket))
             if len(sent) > WINDOW:
