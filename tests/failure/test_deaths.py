@@ -77,7 +77,7 @@ def kill_one(folder, size, seed, with_torch, latest):
     return said
 
 
-@pytest.mark.parametrize("seed", [*range(50), *everything(*range(50, 100))])
+@pytest.mark.parametrize("seed", [*range(28), *everything(*range(28, 100))])
 def test_a_dying_rank_is_named_by_all_others(tmp_path, seed):
     kill_one(tmp_path, 3, seed, False, 0.3)
 

@@ -125,14 +125,11 @@ def DistributedOptimizer(
     may_grow = elastic_member.is_elastic() and process_set is global_process_set  # a job of one rank now, of more later
     alone = not may_grow and (size == 1 or not process_set.included() or process_set.size() == 1)
     combines = chosen == Adasum and not weighted and not alone
-    if not isinstance(shard, (bool, ProcessSet)):
-        raise TypeError(f"shard={shard!r} must be True, False or a hvd.ProcessSet [HVD200]")
     if shard is not False:
         from . import sharded
 
-        inside = process_set if shard is True else shard
-        every_rank = inside is global_process_set
-        sharded.refuse(optimizer, pairs, op if weighted else chosen, compression, members, bucket_cap_mb, every_rank)
+        sharding = sharded.Sharding.of(shard, process_set, bucket_cap_mb)
+        sharded.refuse(optimizer, pairs, op if weighted else chosen, compression, members, sharding)
     for parameter, name in pairs:
         if parameter.is_complex() and not combines:
             raise ValueError(
@@ -156,7 +153,7 @@ def DistributedOptimizer(
     wrapped = _wrapped(optimizer, methods, names)
     wrapped.__dict__["_hvd_passes"] = backward_passes_per_step
     if shards:
-        return sharded.sharded(optimizer, wrapped, wire_of, backward_passes_per_step, pairs, bucket_cap_mb, inside)
+        return sharded.sharded(optimizer, wrapped, wire_of, backward_passes_per_step, pairs, sharding)
     if not alone:
         wire = wire_of(Wire)
         exchange = Exchange(wire, backward_passes_per_step)

@@ -11,14 +11,14 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from ...errors import HvdMismatchError
 from ...errors.codes import coded, uncoded
 from ...ops import Average, Sum
-from ...process_sets.process_set import ProcessSet
+from ...process_sets.process_set import ProcessSet, global_process_set
 from ...rendezvous import elastic_member
 from ...training.consistency import require_equal
 from ..compression import Compression
@@ -33,6 +33,22 @@ from .share_reduction import across
 
 _MB = 1 << 20
 _COMPRESSIONS = (Compression.none, Compression.fp16, Compression.bf16)
+
+
+class Sharding(NamedTuple):
+    """What the arguments of `DistributedOptimizer` say. inside: the ranks that shard, this one among them."""
+
+    inside: ProcessSet
+    cap_mb: float
+
+    @classmethod
+    def of(cls, shard: Any, process_set: ProcessSet, cap_mb: Any) -> Sharding:
+        """TypeError or ValueError for what they must not be."""
+        if shard is not True and not isinstance(shard, ProcessSet):
+            raise TypeError(f"shard={shard!r} must be True, False or a hvd.ProcessSet [HVD200]")
+        if isinstance(cap_mb, bool) or not isinstance(cap_mb, (int, float)) or not cap_mb > 0:
+            raise ValueError(f"shard=True: bucket_cap_mb={cap_mb!r} must be a number above 0 [HVD200]")
+        return cls(process_set if shard is True else shard, cap_mb)
 
 
 class ShardedMethods(Distributed):
@@ -145,12 +161,13 @@ def _other_step(error: HvdMismatchError) -> HvdMismatchError:
 
 def sharded(
     optimizer: torch.optim.Optimizer, wrapped: Any, wire_of: Callable[[type[Wire]], Wire], passes: int,
-    pairs: Sequence[tuple[torch.Tensor, str]], cap_mb: float, inside: ProcessSet
+    pairs: Sequence[tuple[torch.Tensor, str]], sharding: Sharding
 ) -> Any:  # fmt: skip
     """Make `wrapped`, an object of a class with these methods, a sharded optimizer of these parameters.
 
-    wire_of: makes the wire, of the class that it is given. inside: the ranks that shard, this one among them.
+    wire_of: makes the wire, of the class that it is given.
     """
+    inside = sharding.inside
     base = type(optimizer)
     verdict = judge(optimizer, base)
     if verdict.refused:
@@ -162,7 +179,7 @@ def sharded(
     before, loaded = dict(wrapped.state), optimizer.state_dict()  # the same tensors
     wrapped.state.clear()  # the original has it, too
     wrapped.__dict__["_hvd"] = exchange
-    wrapped.__dict__["_hvd_shards"] = Shards(wrapped, base, exchange, verdict, int(cap_mb * _MB))
+    wrapped.__dict__["_hvd_shards"] = Shards(wrapped, base, exchange, verdict, int(sharding.cap_mb * _MB))
     if not elastic_member.is_elastic():  # there it is done by the first sync, in which newcomers take part
         lay_out(wrapped, range(len(pairs)))
         take_whole(wrapped._hvd_shards, before)
@@ -196,9 +213,9 @@ def _shown(entries: list[Any]) -> str:
 
 def refuse(
     optimizer: torch.optim.Optimizer, pairs: Sequence[tuple[torch.Tensor, str]], op: Any, compression: Any,
-    groups: Any, cap_mb: Any, every_rank: bool
+    groups: Any, sharding: Sharding
 ) -> None:  # fmt: skip
-    """ValueError for what a sharded optimizer does not support. every_rank: all ranks of the job shard."""
+    """ValueError for what a sharded optimizer does not support."""
     why = None
     if op not in (Average, Sum):
         why = "op must be hvd.Average or hvd.Sum, since shares of the others do not add up"
@@ -206,11 +223,9 @@ def refuse(
         why = f"compression={compression!r} is not supported: use Compression.none, .fp16 or .bf16"
     elif groups:
         why = "groups are not supported, since the layout of the shares decides what travels together"
-    elif isinstance(cap_mb, bool) or not isinstance(cap_mb, (int, float)) or not cap_mb > 0:
-        why = f"bucket_cap_mb={cap_mb!r} must be a number above 0"
     elif isinstance(optimizer, torch.optim.LBFGS):
         why = "LBFGS looks at all parameters at once. Leave out shard=True"
-    elif elastic_member.is_elastic() and not every_rank:
+    elif elastic_member.is_elastic() and sharding.inside is not global_process_set:
         why = "in an elastic job, whose process sets end with a rank that is lost, all ranks shard: use shard=True"
     if why is not None:
         raise ValueError(coded("HVD200", f"shard=True: {why}"))
