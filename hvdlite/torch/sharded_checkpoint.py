@@ -147,7 +147,7 @@ class _Job:
         self.state = optimizer.state if self.shards is None else self.shards.inner.state
         self.parameters: list[torch.Tensor] = [each for group in self.groups for each in group["params"]]
         self.names = self._names()  # by the id of a parameter
-        self.parts: list[tuple[_Held, torch.Tensor, dict[str, Any]]] = []  # values and state that were read
+        self.parts: list[tuple[_Held, torch.Tensor, dict[str, Any] | None]] = []  # values and state that were read
         if self.shards is not None:
             what = f"{caller} of a sharded optimizer needs every rank, so all ranks must call it. Another rank is "
             meet(self.shards, _MARKERS[caller], what + "in another part of its script")
@@ -189,6 +189,10 @@ class _Job:
         pieces = self.shards.pieces.items()
         return [_Held(names[piece.number], piece.begin, piece.end, made) for (_, piece), made in pieces]
 
+    def state_of(self, made: torch.Tensor) -> dict[str, Any]:
+        """The state of a piece or parameter."""
+        return self.state.get(made, {}) if self.shards is None else self.shards.state_of(made)
+
     def rest_of_model(self) -> dict[str, Any]:
         """Buffers, parameters of others, and what a module adds to its state_dict."""
         state = self.model.state_dict(keep_vars=True)
@@ -220,7 +224,7 @@ class _Job:
         with files.written(os.path.join(files.draft_of(self.folder), name)) as file:
             for each in held:
                 cut = {"": each.made}
-                for key, value in self.state.get(each.made, {}).items():
+                for key, value in self.state_of(each.made).items():
                     if isinstance(value, torch.Tensor) and is_cut(key, value, each.made, verdict):
                         cut[key] = value
                     else:
@@ -257,14 +261,21 @@ class _Job:
         manifest = Manifest(place)
         manifest.require_same(self.about())
         self.rest = self._read_rest(manifest)
+        offloads = self.shards is not None and self.shards.offload is not None
         for each in self.held():
-            kept = self.rest["state"].get(each.name, {})
-            state = {key: self._share(key, one, each) if torch.is_tensor(one) else one for key, one in kept.items()}
-            for key in manifest.keys[each.name]:
-                values = _tensor(manifest, each, key)
-                state[key] = torch.empty_like(each.made, dtype=values.dtype).copy_(values.view(each.made.shape))
-            self.parts.append((each, state.pop(""), state))
+            state = self._read_state(manifest, each)
+            values = _tensor(manifest, each, "")
+            self.parts.append((each, values, None if offloads else state))  # which has no room for all of it
+        self.manifest = manifest
         return manifest.crc
+
+    def _read_state(self, manifest: Manifest, each: _Held) -> dict[str, Any]:
+        kept = self.rest["state"].get(each.name, {})
+        state = {key: self._share(key, one, each) if torch.is_tensor(one) else one for key, one in kept.items()}
+        for key in filter(None, manifest.keys[each.name]):
+            values = _tensor(manifest, each, key)
+            state[key] = torch.empty_like(each.made, dtype=values.dtype).copy_(values.view(each.made.shape))
+        return state
 
     def _share(self, key: str, value: torch.Tensor, each: _Held) -> torch.Tensor:
         """A tensor of the state that was not cut."""
@@ -294,11 +305,14 @@ class _Job:
     def apply(self) -> None:
         """Change the model and the optimizer. What is not on this rank comes from the others."""
         with torch.no_grad():
-            self.state.clear()
+            self.state.clear() if self.shards is None else self.shards.drop_state()
             for each, values, state in self.parts:
-                each.made.copy_(values)
-                if state:
-                    self.state[each.made] = state
+                each.made.copy_(values.view(each.made.shape))
+                found = self._read_state(self.manifest, each) if state is None else state
+                if found and self.shards is not None:
+                    self.shards.set_state(each.made, found)
+                elif found:
+                    self.state[each.made] = found
             for group, options in zip(self.groups, self.rest["options"]):
                 group.update(options)
             whole = self.model.state_dict()

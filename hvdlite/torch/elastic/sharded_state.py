@@ -74,6 +74,11 @@ class ShardedStateHandler(StateHandler):
 
     def __init__(self, value: Any) -> None:
         super().__init__(value)
+        if self._shards.offload is not None:
+            raise HvdStateError(
+                "TorchState keeps copies of the optimizer's state in memory, which offload= has no room for: use "
+                "hvd.save_sharded, or leave out offload= [HVD425]"
+            )
         self._copies: list[_Commit] = []  # the last two
         self._state: bytes | None = None  # of which the next copy is, if it was taken from a commit
         self.save()

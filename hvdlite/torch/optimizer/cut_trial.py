@@ -13,7 +13,7 @@ Adam rounds the tail of a tensor differently from the rest, which the trial must
 from __future__ import annotations
 
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -68,6 +68,20 @@ def judge(optimizer: Any, base: type) -> Verdict:
             if not apart:
                 return Verdict(False, frozenset(), "its step on one tensor depends on the others")
     return Verdict(anywhere, frozenset(keys if anywhere else ()), "")
+
+
+def depends_on_calls(optimizer: Any, base: type) -> bool:
+    """Whether a step changes what is not a tensor's own, so that two steps on halves are not one on both."""
+    group = optimizer.__dict__["param_groups"][0]
+    kind = next(iter(group["params"]))
+    made = _Trial(optimizer, base, 0, kind.dtype, kind.device)._stepped(
+        [kind.new_ones(3)], lambda _: [kind.new_ones(3)]
+    )
+
+    def numbers(of: Mapping[str, Any]) -> dict[str, Any]:
+        return {key: value for key, value in of.items() if isinstance(value, (int, float, str))}
+
+    return numbers(made.param_groups[0]) != numbers(group) or numbers(made.__dict__) != numbers(optimizer.__dict__)
 
 
 class _Trial(NamedTuple):

@@ -25,6 +25,7 @@ Names of gradients come from `named_parameters`, or are made of the group's and 
 
 from __future__ import annotations
 
+import os
 import weakref
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -42,6 +43,7 @@ from ...rendezvous import elastic_member
 from ...training.gradient_tracker import GradientTracker
 from .. import storage_check
 from ..compression import Compression
+from . import sharded
 from .averages import Combination, WeightedAverage
 from .buckets import InGroups
 from .gradient_codec import Wire
@@ -64,6 +66,8 @@ def DistributedOptimizer(
     process_set: ProcessSet = global_process_set,
     shard: bool | ProcessSet = False,
     bucket_cap_mb: float = 25.0,
+    offload: str | os.PathLike[str] | None = None,
+    memory_cap: int | str | None = None,
 ) -> Any:
     """Return an optimizer of the same class whose ``step`` uses gradients that are reduced over all ranks.
 
@@ -94,6 +98,10 @@ def DistributedOptimizer(
             ``state_dict`` together. Clip with ``clip_grad_norm_`` of the optimizer. With a process set, such as
             ``mesh.group("local")``, its ranks share one whole state, and each group has one. Default: False.
         bucket_cap_mb (float): with ``shard``, the most MiB of small gradients that travel together. Default: 25.
+        offload (str or path, optional): with ``shard=True``, a folder on a local disk for the part of the optimizer's
+            state that is beyond ``memory_cap``. Same results. Default: all state is in memory.
+        memory_cap (int or str, optional): with ``offload``, the bytes of state that a rank keeps in memory, such as
+            ``"2G"``.
         num_groups (int): Horovod's old name of an integer ``groups``. Default: 0.
 
     Returns:
@@ -125,11 +133,10 @@ def DistributedOptimizer(
     may_grow = elastic_member.is_elastic() and process_set is global_process_set  # a job of one rank now, of more later
     alone = not may_grow and (size == 1 or not process_set.included() or process_set.size() == 1)
     combines = chosen == Adasum and not weighted and not alone
-    if shard is not False:
-        from . import sharded
-
-        sharding = sharded.Sharding.of(shard, process_set, bucket_cap_mb)
+    sharding = sharded.Sharding.of(shard, process_set, bucket_cap_mb, offload, memory_cap)
+    if sharding is not None:
         sharded.refuse(optimizer, pairs, op if weighted else chosen, compression, members, sharding)
+        sharding.warn_of_one_rank(alone)
     for parameter, name in pairs:
         if parameter.is_complex() and not combines:
             raise ValueError(
@@ -148,11 +155,10 @@ def DistributedOptimizer(
         bare, dense = compression is Compression.none, bool(sparse_as_dense)
         return kind(chosen, gradient_predivide_factor, compression, process_set, serial, bare, dense)
 
-    shards = shard is not False and not alone
-    methods = (sharded.ShardedMethods, sharded.StepOnShards) if shards else (Distributed,)
+    methods = (Distributed,) if sharding is None or alone else (sharded.ShardedMethods, sharded.StepOnShards)
     wrapped = _wrapped(optimizer, methods, names)
     wrapped.__dict__["_hvd_passes"] = backward_passes_per_step
-    if shards:
+    if sharding is not None and not alone:
         return sharded.sharded(optimizer, wrapped, wire_of, backward_passes_per_step, pairs, sharding)
     if not alone:
         wire = wire_of(Wire)

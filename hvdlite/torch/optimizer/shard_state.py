@@ -73,7 +73,7 @@ def meet(shards: Shards, marker: torch.dtype, what: str) -> None:
 def _outline(shards: Shards) -> list[tuple[int, Piece, dict[str, tuple[bool, Any]]]]:
     """Of each piece: its bucket, and its entries: (True, dtype) for those of its shape, else (False, value)."""
     return [
-        (index, piece, {key: _entry(key, value, made, shards) for key, value in shards.inner.state[made].items()})
+        (index, piece, {key: _entry(key, value, made, shards) for key, value in shards.state_of(made).items()})
         for (index, piece), made in shards.pieces.items()
         if made in shards.inner.state
     ]
@@ -95,9 +95,9 @@ def is_cut(key: str, value: torch.Tensor, made: torch.Tensor, verdict: Verdict |
 
 def _gather(shards: Shards, index: int, key: str, dtype: torch.dtype, root: int) -> torch.Tensor:
     mine = [
-        shards.inner.state[made][key].reshape(-1)
+        entries[key].reshape(-1)
         for (at, _), made in shards.pieces.items()
-        if at == index and key in shards.inner.state.get(made, ())
+        if at == index and key in (entries := shards.state_of(made))
     ]
     part = torch.cat(mine).cpu() if mine else torch.empty(0, dtype=dtype)
     name = f"optimizer.state.{index}.{key}"
@@ -106,11 +106,11 @@ def _gather(shards: Shards, index: int, key: str, dtype: torch.dtype, root: int)
 
 def take_whole(shards: Shards, state: Mapping[Any, dict[str, Any]]) -> None:
     """Replace the state by this rank's share of a whole one, by parameter."""
-    shards.inner.state.clear()
+    shards.drop_state()
     for (_, piece), made in shards.pieces.items():
         entries = state.get(shards.carrier.exchange.wire.parameters[piece.number])
         if entries:
-            shards.inner.state[made] = {key: _share(key, value, piece, shards) for key, value in entries.items()}
+            shards.set_state(made, {key: _share(key, value, piece, shards) for key, value in entries.items()})
 
 
 def _share(key: str, value: Any, piece: Piece, shards: Shards) -> Any:

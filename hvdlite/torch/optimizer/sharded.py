@@ -9,6 +9,7 @@ Values and state have the bits of the optimizer without ``shard``, as the trial 
 
 from __future__ import annotations
 
+import os
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -17,12 +18,13 @@ import torch
 
 from ...errors import HvdMismatchError
 from ...errors.codes import coded, uncoded
+from ...errors.user_warning import warn
 from ...ops import Average, Sum
 from ...process_sets.process_set import ProcessSet, global_process_set
 from ...rendezvous import elastic_member
 from ...training.consistency import require_equal
 from ..compression import Compression
-from .cut_trial import judge
+from .cut_trial import depends_on_calls, judge
 from .gradient_codec import Wire
 from .methods import Distributed, called_by_grad_scaler
 from .reproducible_norm import clip, known_norm
@@ -30,6 +32,7 @@ from .shard_carrier import ShardCarrier, ShardedExchange, ShardedWire
 from .shard_state import take_whole, whole_state
 from .shards import Shards
 from .share_reduction import across
+from .state_offload import StateFile, bytes_of
 
 _MB = 1 << 20
 _COMPRESSIONS = (Compression.none, Compression.fp16, Compression.bf16)
@@ -40,15 +43,30 @@ class Sharding(NamedTuple):
 
     inside: ProcessSet
     cap_mb: float
+    offload: str | None  # a folder, for state of more than memory_cap bytes
+    memory_cap: int
 
     @classmethod
-    def of(cls, shard: Any, process_set: ProcessSet, cap_mb: Any) -> Sharding:
-        """TypeError or ValueError for what they must not be."""
+    def of(cls, shard: Any, process_set: ProcessSet, cap_mb: Any, offload: Any, memory_cap: Any) -> Sharding | None:
+        """None: the optimizer is not sharded. TypeError or ValueError for what they must not be."""
+        if (offload is None) != (memory_cap is None) or (offload is not None and shard is False):
+            raise ValueError(
+                "offload= needs shard=True and memory_cap=, the bytes of the optimizer's state that stay in memory, "
+                'such as "2G" [HVD200]'
+            )
+        if shard is False:
+            return None
         if shard is not True and not isinstance(shard, ProcessSet):
             raise TypeError(f"shard={shard!r} must be True, False or a hvd.ProcessSet [HVD200]")
         if isinstance(cap_mb, bool) or not isinstance(cap_mb, (int, float)) or not cap_mb > 0:
             raise ValueError(f"shard=True: bucket_cap_mb={cap_mb!r} must be a number above 0 [HVD200]")
-        return cls(process_set if shard is True else shard, cap_mb)
+        inside = process_set if shard is True else shard
+        return cls(inside, cap_mb, None if offload is None else os.fspath(offload), bytes_of(memory_cap or 1))
+
+    def warn_of_one_rank(self, alone: bool) -> None:
+        """With one rank nothing is sharded."""
+        if alone and self.offload is not None:
+            warn("offload= does nothing for one rank, which has the whole state in memory: start more ranks [HVD200]")
 
 
 class ShardedMethods(Distributed):
@@ -172,6 +190,14 @@ def sharded(
     verdict = judge(optimizer, base)
     if verdict.refused:
         raise ValueError(f"{base.__name__} cannot be sharded: {verdict.refused}. Leave out shard=True [HVD200]")
+    offload = None
+    if sharding.offload is not None:
+        if not verdict.anywhere or depends_on_calls(optimizer, base):
+            raise ValueError(
+                f"offload= steps on one part of the state after the other, which {base.__name__} with these options "
+                "does not support: leave out offload= [HVD200]"
+            )
+        offload = StateFile(sharding.offload, sharding.memory_cap)
     exchange = ShardedExchange(wire_of(ShardedWire), passes)
     exchange.carrier = ShardCarrier(exchange, inside, across(inside, exchange.wire.process_set))
     for parameter, name in pairs:
@@ -179,7 +205,7 @@ def sharded(
     before, loaded = dict(wrapped.state), optimizer.state_dict()  # the same tensors
     wrapped.state.clear()  # the original has it, too
     wrapped.__dict__["_hvd"] = exchange
-    wrapped.__dict__["_hvd_shards"] = Shards(wrapped, base, exchange, verdict, int(sharding.cap_mb * _MB))
+    wrapped.__dict__["_hvd_shards"] = Shards(wrapped, base, exchange, verdict, int(sharding.cap_mb * _MB), offload)
     if not elastic_member.is_elastic():  # there it is done by the first sync, in which newcomers take part
         lay_out(wrapped, range(len(pairs)))
         take_whole(wrapped._hvd_shards, before)
@@ -227,6 +253,8 @@ def refuse(
         why = "LBFGS looks at all parameters at once. Leave out shard=True"
     elif elastic_member.is_elastic() and sharding.inside is not global_process_set:
         why = "in an elastic job, whose process sets end with a rank that is lost, all ranks shard: use shard=True"
+    elif elastic_member.is_elastic() and sharding.offload is not None:
+        why = "an elastic job keeps copies of the state in memory, which offload= has no room for"
     if why is not None:
         raise ValueError(coded("HVD200", f"shard=True: {why}"))
     held = sorted(

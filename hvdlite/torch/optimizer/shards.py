@@ -30,6 +30,7 @@ from .gradient_memory import gathered
 from .reproducible_norm import euclidean, greatest
 from .sent_gradient import SentGradient
 from .shard_carrier import WINDOW, ShardedExchange
+from .state_offload import StateFile
 
 _HANDED_ON = ("grad_scale", "found_inf")  # by GradScaler to a fused optimizer
 
@@ -37,11 +38,13 @@ _HANDED_ON = ("grad_scale", "found_inf")  # by GradScaler to a fused optimizer
 class Shards:
     """The pieces of one rank, and the optimizer that steps on them."""
 
-    def __init__(self, owner: Any, base: Any, exchange: ShardedExchange, verdict: Verdict, cap: int) -> None:
+    def __init__(self, owner: Any, base: Any, exchange: ShardedExchange, verdict: Verdict, cap: int,
+                 offload: StateFile | None = None) -> None:  # fmt: skip
         self._owner, self._base, self._exchange, self.verdict, self._cap = owner, base, exchange, verdict, cap
         self.carrier, self._wire = exchange.carrier, exchange.wire
         self.process_set = self.carrier.process_set
         self._step: Any = getattr(base.step, "__wrapped__", base.step) if hasattr(base.step, "hooked") else base.step
+        self.offload = offload
         self.loaded: dict[str, Any] | None = None  # a whole state that was loaded after the last step
         self.assign()
 
@@ -81,9 +84,45 @@ class Shards:
         for group in groups[len(self.inner.param_groups) :]:
             self.inner.param_groups.append({**group, "params": []})
         for index, bucket in list(enumerate(self.carrier.buckets))[first:]:
-            for piece in bucket.pieces(self.me, self.ranks):
+            for piece in self._cut(bucket):
                 self.pieces[index, piece] = made = self._view(parameters[piece.number], piece)
                 self.inner.param_groups[group_of[piece.number]]["params"].append(made)
+        if self.offload is not None:
+            fresh = [made for (index, _), made in self.pieces.items() if index >= first]
+            self.offload.add((made, made.numel() * self._bytes_of_state(made)) for made in fresh)
+
+    def _bytes_of_state(self, made: torch.Tensor) -> int:
+        return len(self.verdict.keys) * made.element_size()  # of each element
+
+    def _cut(self, bucket: Bucket) -> Iterator[Piece]:
+        """What this rank owns of a bucket, in pieces that an offload can bear."""
+        for piece in bucket.pieces(self.me, self.ranks):
+            most = piece.end - piece.begin
+            if self.offload is not None:
+                most = self.offload.elements(self._bytes_of_state(self._wire.parameters[piece.number]))
+            for begin in range(piece.begin, piece.end, most):
+                end = min(begin + most, piece.end)
+                yield Piece(piece.number, begin, end, piece.offset + begin - piece.begin)
+
+    def state_of(self, made: torch.Tensor) -> dict[str, Any]:
+        """The state of a piece, which is brought into memory for it; empty if there is none. Do not keep its values."""
+        if self.offload is not None and made in self.inner.state:
+            self.offload.bring(self, self.offload.chunk_of[made])
+        found: dict[str, Any] = self.inner.state.get(made, {})
+        return found
+
+    def set_state(self, made: torch.Tensor, entries: dict[str, Any]) -> None:
+        """Replace the state of a piece."""
+        self.state_of(made)
+        self.inner.state[made] = entries
+        if self.offload is not None:
+            self.offload.grown(self, self.offload.chunk_of[made])
+
+    def drop_state(self) -> None:
+        """No piece has state."""
+        self.inner.state.clear()
+        if self.offload is not None:
+            self.offload.forget()
 
     def _view(self, parameter: torch.Tensor, piece: Piece) -> torch.Tensor:
         value = parameter.detach()
@@ -125,7 +164,10 @@ class Shards:
         """Step on the pieces and publish what they have become."""
         self.loaded = None
         self.prepare()
-        self._step(self.inner, *args, **kwargs)
+        if self.offload is None:
+            self._step(self.inner, *args, **kwargs)
+        else:
+            self.offload.step(self, lambda: self._step(self.inner, *args, **kwargs))
         for mine, inner in zip(self._owner.__dict__["param_groups"], self.inner.param_groups):
             mine.update((key, value) for key, value in inner.items() if key != "params")
         self.publish()
