@@ -89,6 +89,12 @@ def outside_graph() -> Any:
     return import_module("tensorflow").init_scope() if backend() == "tensorflow" else contextlib.nullcontext()
 
 
+def functions() -> list[Callable[[Any], Any]]:
+    """What makes a function one that runs as steps may: as it is, and in TensorFlow as a graph, whose bits may differ."""
+    as_it_is: Callable[[Any], Any] = lambda function: function  # noqa: E731
+    return [as_it_is] if backend() != "tensorflow" else [as_it_is, import_module("tensorflow").function]
+
+
 def ops() -> Any:
     """hvdlite's module for tensors of the backend."""
     return import_module(f"hvdlite.{backend()}")

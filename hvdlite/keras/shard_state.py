@@ -19,7 +19,8 @@ from ..ops.objects import allgather_object
 from . import backend
 from .backend import keras
 
-_SHAPE, _CUTS, _STEPS = (43, 24), (1, 6, 37, 64, 515), 3
+ALIGNED = 64  # elements: pieces begin at multiples of it, since vector instructions round unlike the rest of a tensor
+_SHAPE, _CUTS, _STEPS = (43, 25), (64, 192, 512, 1024), 3
 _OWN = ("built", "_built", "_lock", "name", "_name")  # not taken over from an optimizer by one like it
 
 
@@ -91,14 +92,14 @@ def why_not(optimizer: Any) -> str:
     """Why it cannot be sharded; empty: it can."""
     try:
         with backend.outside_graph():
-            same = _trial(optimizer)
+            found = [_trial(optimizer, kind) for kind in backend.functions()]
     except Exception as error:
         return f"a trial step failed ({type(error).__name__}: {error})"
-    return "" if same else "its step on one part of a tensor depends on the rest of it"
+    return next(filter(None, found), "")
 
 
-def _trial(optimizer: Any) -> bool:
-    """Whether pieces of a tensor become what the tensor does, and so does the state."""
+def _trial(optimizer: Any, kind: Any) -> str:
+    """Why pieces of a tensor, or their state, do not become what the tensor does; empty: they do."""
     random = np.random.RandomState(1)
 
     def values() -> np.ndarray:
@@ -111,17 +112,23 @@ def _trial(optimizer: Any) -> bool:
     whole = variable_of(start, "whole", "float32")
     pieces = [variable_of(each, f"piece_{i}", "float32") for i, each in enumerate(cut(start))]
     one, many = built(optimizer, [whole]), built(optimizer, pieces)
+    if any(np.ptp(array(each)) for each in one.states[0]):
+        return "its state begins with the weights, which are not the same on all ranks then"
+
+    def step(gradient: Any, *parts: Any) -> None:
+        one.optimizer.apply([gradient], [whole])
+        many.optimizer.apply(list(parts), pieces)
+
+    step_as_users = kind(step)
     for _ in range(_STEPS):
         gradient = values()
-        one.optimizer.apply([keras.ops.convert_to_tensor(gradient)], [whole])
-        many.optimizer.apply([keras.ops.convert_to_tensor(each) for each in cut(gradient)], pieces)
+        step_as_users(*map(keras.ops.convert_to_tensor, [gradient, *cut(gradient)]))
     if len({len(state) for state in (*one.states, *many.states)}) > 1 or len(one.others) != len(many.others):
-        return False
+        return "its state depends on the shape of a tensor"
     pairs: list[tuple[Any, list[Any]]] = [(whole, pieces), *((a, [b]) for a, b in zip(one.others, many.others))]
     pairs += [(state, [each[i] for each in many.states]) for i, state in enumerate(one.states[0])]
-    return all(
-        array(a).tobytes() == b"".join(array(part).tobytes() for part in parts) for a, parts in pairs
-    )
+    same = all(array(a).tobytes() == b"".join(array(part).tobytes() for part in parts) for a, parts in pairs)
+    return "" if same else "its step on one part of a tensor depends on the rest of it"
 
 
 def gathered(shards: Any) -> Any:
@@ -131,10 +138,10 @@ def gathered(shards: Any) -> Any:
     for index, bucket in enumerate(shards.buckets):
         mine = {
             piece.number: [array(each) for each in shards.states[piece.number]]
-            for piece in bucket.pieces(shards.me, shards.ranks)
+            for piece in shards.pieces_of(bucket)
         }
         parts = allgather_object(mine, f"{shards.prefix}.state.{index}", members)
-        for number in bucket.numbers if whole is not None else ():
+        for number in bucket.numbers[:-1] if whole is not None else ():
             for k, state in enumerate(whole.states[number]):  # type: ignore[union-attr]
                 value = np.concatenate([part[number][k] for part in parts if number in part])
                 state.assign(keras.ops.convert_to_tensor(value.reshape(tuple(state.shape)), dtype=state.dtype))

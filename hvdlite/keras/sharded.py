@@ -30,9 +30,10 @@ from . import backend
 from .backend import keras
 from .naming import everywhere
 from .optimizer import Distributed
-from .shard_state import array, built, class_of, follow, gathered, like, take, variable_of, why_not
+from .shard_state import ALIGNED, array, built, class_of, follow, gathered, like, take, variable_of, why_not
 
 _BUCKET_BYTES = 25 << 20
+_NONE = -1  # the number of what fills a bucket
 _HDF5 = "save_optimizer_weights_to_hdf5_group"  # Keras's function for .h5 files asks for `variables` only
 
 
@@ -126,6 +127,7 @@ class Shards:
         self.prefix, self.ranks, self.me = reduces.prefix, self.process_set.size(), self.process_set.rank()
         self._incarnation, self._loaded = incarnations(), loaded
         self.buckets: list[Bucket] = []
+        self.sizes: list[int] = []  # elements of each variable
         self.pieces: dict[int, tuple[Piece, Any]] = {}  # by the number of the variable, which is in one bucket
         self.inner: Any = None
         self.states: dict[int, list[Any]] = {}
@@ -169,13 +171,14 @@ class Shards:
             name = f"{self.prefix}.start.{number}"
             value = keras.ops.convert_to_tensor(each)
             each.assign(backend.ops().broadcast(value, first, name=name, process_set=self.process_set))
+        self.sizes = [int(np.prod(shape)) for _, shape, _ in mine]
         items = [
-            Item(number, int(np.prod(shape)), dtype, array(variables[number]).itemsize)
-            for number, (_, shape, dtype) in enumerate(mine)
+            Item(number, -(-self.sizes[number] // ALIGNED) * ALIGNED, dtype, array(variables[number]).itemsize)
+            for number, (_, _, dtype) in enumerate(mine)
         ]
-        self.buckets = lay_out(items, _BUCKET_BYTES, None)
+        self.buckets = [self._filled(bucket) for bucket in lay_out(items, _BUCKET_BYTES, None)]
         for bucket in self.buckets:
-            for piece in bucket.pieces(self.me, self.ranks):
+            for piece in self.pieces_of(bucket):
                 value = array(variables[piece.number]).reshape(-1)[piece.begin : piece.end]
                 made = variable_of(value, f"{everywhere(variables[piece.number])}_{piece.number}", bucket.kind)
                 self.pieces[piece.number] = piece, made
@@ -188,6 +191,16 @@ class Shards:
         if self._loaded is not None:
             loaded, self._loaded = self._loaded, None
             take(self, loaded)
+
+    def _filled(self, bucket: Bucket) -> Bucket:
+        more = -bucket.total % (ALIGNED * self.ranks)
+        return bucket._replace(numbers=[*bucket.numbers, _NONE], counts=[*bucket.counts, more])
+
+    def pieces_of(self, bucket: Bucket) -> list[Piece]:
+        """What this rank owns of it, without the elements that fill it."""
+        found = [each for each in bucket.pieces(self.me, self.ranks) if each.number != _NONE]
+        ended = [each._replace(end=min(each.end, self.sizes[each.number])) for each in found]
+        return [each for each in ended if each.begin < each.end]
 
     def take(self, values: list[Any]) -> None:
         """A whole state, now or when there are shares."""
@@ -224,14 +237,16 @@ class Shards:
         ops, reduces, numbers = keras.ops, self._reduces, self._numbers(owners)
         given = {number: self._dense(each, number) for number, each in zip(numbers, gradients) if each is not None}
         travel = self._of(given)
-        flats = [
-            _joined([
-                ops.cast(ops.reshape(given[number], (-1,)), bucket.kind) if number in given
-                else ops.zeros((count,), bucket.kind)
-                for number, count in zip(bucket.numbers, bucket.counts)
-            ], bucket.kind)
-            for _, bucket in travel
-        ]  # fmt: skip
+        flats = []
+        for _, bucket in travel:
+            parts = []
+            for number, count in zip(bucket.numbers, bucket.counts):
+                if number in given:
+                    parts.append(ops.cast(ops.reshape(given[number], (-1,)), bucket.kind))
+                    count -= self.sizes[number]
+                if count:
+                    parts.append(ops.zeros((count,), bucket.kind))
+            flats.append(_joined(parts, bucket.kind))
         small = [compress(reduces.compression, each) for each in flats]
         shares, rows = backend.collectives(
             "reducescatter", [each for each, _ in small], [f"{prefix}.share.{index}" for index, _ in travel],
@@ -240,7 +255,7 @@ class Shards:
         mine = {}
         for (_, bucket), share, (_, ctx) in zip(travel, shares, small):
             share = reduces.compression.decompress(share, ctx)
-            for piece in bucket.pieces(self.me, self.ranks):
+            for piece in self.pieces_of(bucket):
                 mine[piece.number] = ops.reshape(share[piece.offset : piece.stop], (piece.end - piece.begin,))
         nothing = ops.zeros((0,))
         return [mine.get(number, nothing) if number in given else None for number in numbers], rows
@@ -272,15 +287,15 @@ class Shards:
         else:
             optimizer._iterations.assign_add(1)
         values = [
-            _joined([self.pieces[n][1].value for n in bucket.numbers if n in self.pieces], bucket.kind)
+            _joined([ops.reshape(self.pieces[n][1], (-1,)) for n in bucket.numbers if n in self.pieces], bucket.kind)
             for _, bucket in travel
         ]
         names = [f"{self.prefix}.weights.{index}" for index, _ in travel]
         wholes, _ = backend.collectives("allgather", values, names, self.process_set)
         for (_, bucket), whole in zip(travel, wholes):
             at = 0
-            for number, count in zip(bucket.numbers, bucket.counts):
-                variable = variables[number]
+            for number in bucket.numbers[:-1]:
+                variable, count = variables[number], self.sizes[number]
                 if number in given:
                     variable.assign(ops.reshape(whole[at : at + count], variable.shape))
                     if getattr(variable, "constraint", None) is not None:
