@@ -115,14 +115,12 @@ def _trial(optimizer: Any, kind: Any) -> str:
     if any(np.ptp(array(each)) for each in one.states[0]):
         return "its state begins with the weights, which are not the same on all ranks then"
 
-    def step(gradient: Any, *parts: Any) -> None:
-        one.optimizer.apply([gradient], [whole])
-        many.optimizer.apply(list(parts), pieces)
-
-    step_as_users = kind(step)
+    steps = [kind(lambda *gradients: one.optimizer.apply(list(gradients), [whole])),
+             kind(lambda *gradients: many.optimizer.apply(list(gradients), pieces))]  # fmt: skip
     for _ in range(_STEPS):
         gradient = values()
-        step_as_users(*map(keras.ops.convert_to_tensor, [gradient, *cut(gradient)]))
+        for step, parts in zip(steps, ([gradient], cut(gradient))):
+            step(*map(keras.ops.convert_to_tensor, parts))
     if len({len(state) for state in (*one.states, *many.states)}) > 1 or len(one.others) != len(many.others):
         return "its state depends on the shape of a tensor"
     pairs: list[tuple[Any, list[Any]]] = [(whole, pieces), *((a, [b]) for a, b in zip(one.others, many.others))]

@@ -142,10 +142,10 @@ def test_files_have_the_whole_state_or_none_is_written():
 
     model = fitted(hvd.DistributedOptimizer(keras.optimizers.Adam(0.01), shard=True), 3)
     folder = hvd.broadcast_object(tempfile.mkdtemp())
-    path = os.path.join(folder, "model.keras")
+    path, own = os.path.join(folder, "model.keras"), os.path.join(folder, f"{hvd.rank()}.weights.h5")
     for write in (
-        lambda: model.save(path), lambda: model.save(path.replace("keras", "h5")), lambda: copy.deepcopy(model),
-        lambda: model.save_weights(os.path.join(folder, "model.weights.h5")),
+        lambda: model.save(own.replace("weights.h5", "keras")), lambda: model.save(own.replace("weights.", "")),
+        lambda: model.save_weights(own), lambda: copy.deepcopy(model),
         lambda: tf.train.Checkpoint(optimizer=model.optimizer).save(os.path.join(folder, "ckpt")),
     ):  # fmt: skip
         with pytest.raises(ValueError, match=r"gather_state\(\) on all ranks.*HVD200"):
@@ -157,7 +157,7 @@ def test_files_have_the_whole_state_or_none_is_written():
         assert len(keras.models.load_model(path).optimizer.variables) == 2 + 2 * len(model.trainable_variables)
     else:
         with pytest.raises(ValueError, match="only rank 0 has the whole state"):
-            model.save(path)
+            model.save_weights(own)
     hvd.barrier()
     before = model.get_weights()
     after = fitted(model.optimizer, 4, model, seed=5)
