@@ -41,9 +41,9 @@ def class_of(optimizer: Any) -> Any:
 def follow(made: Any, optimizer: Any) -> None:
     """Gives it the present values of the optimizer's numbers and flags, some of which no config may have."""
     for name, value in vars(optimizer).items():
-        if isinstance(value, (bool, int, float, str, type(None))) and name not in _OWN:
-            if not name.startswith(("_hvd", "_self_", "_obj_")):
-                made.__dict__[name] = value
+        plain = isinstance(value, (bool, int, float, str, type(None)))
+        if plain and name not in _OWN and not name.startswith(("_hvd", "_self_", "_obj_")):
+            made.__dict__[name] = value
 
 
 def like(optimizer: Any) -> Any:
@@ -135,8 +135,7 @@ def gathered(shards: Any) -> Any:
     whole = built(optimizer, optimizer._trainable_variables) if shards.me == 0 else None
     for index, bucket in enumerate(shards.buckets):
         mine = {
-            piece.number: [array(each) for each in shards.states[piece.number]]
-            for piece in shards.pieces_of(bucket)
+            piece.number: [array(each) for each in shards.states[piece.number]] for piece in shards.pieces_of(bucket)
         }
         parts = allgather_object(mine, f"{shards.prefix}.state.{index}", members)
         for number in bucket.numbers[:-1] if whole is not None else ():
