@@ -16,7 +16,7 @@ from typing import Any
 
 from .. import config
 from ..errors import HvdNotYetError
-from ..ops import Max
+from ..ops import Max, Terms
 from ..process_sets.process_set import global_process_set
 from .initial_check import StartCheck
 from .list_check import SAME_VARIABLES, Listed, compare
@@ -89,9 +89,29 @@ def outside_graph() -> Any:
     return import_module("tensorflow").init_scope() if backend() == "tensorflow" else contextlib.nullcontext()
 
 
+def functions() -> list[Callable[[Any], Any]]:
+    """What makes a function run as steps may: as it is, and in TensorFlow as a graph, whose bits may differ."""
+    as_it_is: Callable[[Any], Any] = lambda function: function  # noqa: E731
+    return [as_it_is] if backend() != "tensorflow" else [as_it_is, import_module("tensorflow").function]
+
+
 def ops() -> Any:
     """hvdlite's module for tensors of the backend."""
     return import_module(f"hvdlite.{backend()}")
+
+
+def collectives(
+    kind: str, tensors: Sequence[Any], names: Sequence[str], process_set: Any, **how: Any
+) -> tuple[list[Any], list[Any]]:
+    """The "allgather" or "reducescatter" of each tensor, all started before the first is waited for. On TensorFlow also
+    what is there once they are. how: of `Terms`."""
+    if backend() == "tensorflow":
+        outcome = import_module("hvdlite.tensorflow.ops.run").run(kind, tensors, names, Terms(process_set, **how))
+        return outcome.results, outcome.rows
+    more = {f"{key}_factor" if "scale" in key else key: value for key, value in how.items()}
+    start = getattr(import_module("hvdlite.torch.ops").plain, f"{kind}_async")
+    handles = [start(each.detach(), name=name, process_set=process_set, **more) for each, name in zip(tensors, names)]
+    return [handle.wait() for handle in handles], []
 
 
 def broadcast(variables: Sequence[Any], root_rank: int) -> None:

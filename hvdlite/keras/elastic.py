@@ -26,6 +26,7 @@ from ..elastic import ObjectState, _warn_of_sums
 from ..ops.objects import broadcast_object
 from .accumulation_state import ATTRIBUTE
 from .backend import backend, broadcast, keras
+from .sharded import is_sharded
 
 _Callback: Any = keras.callbacks.Callback
 
@@ -98,6 +99,11 @@ class KerasState(ObjectState):
             raise ValueError("Model must be built first. Run `model.build(input_shape)`. [HVD239]")
         self.model = model
         self.optimizer = optimizer if optimizer is not None else getattr(model, "optimizer", None)
+        if is_sharded(self.optimizer):
+            raise ValueError(
+                "KerasState cannot hold a sharded optimizer, of which each rank has a share: leave out shard=True, or "
+                "save the model after optimizer.gather_state() [HVD200]"
+            )
         if self.optimizer is not None:
             _built(self.optimizer, list(model.trainable_variables))
         self._saved_model, self._saved_window = self._copies()

@@ -116,7 +116,7 @@ def DistributedOptimizer(
     compression: Any = NoneCompressor, sparse_as_dense: bool = False, gradient_predivide_factor: float = 1.0,
     op: int = Average, backward_passes_per_step: int = 1, average_aggregated_gradients: bool = False,
     num_groups: int = 0, groups: int | Sequence[Sequence[Any]] | None = None,
-    process_set: ProcessSet = global_process_set, scale_local_gradients: bool = True
+    process_set: ProcessSet = global_process_set, scale_local_gradients: bool = True, shard: bool = False
 ) -> Any:  # fmt: skip
     """Return an optimizer like ``optimizer`` whose gradients are averaged over all ranks before they are applied.
 
@@ -143,6 +143,8 @@ def DistributedOptimizer(
             groups or as lists. Default: none. On PyTorch it has no effect.
         scale_local_gradients (bool): divide local gradients by the number of ranks, so that they have the same scale as
             averages. Default: True.
+        shard (bool): True keeps on each rank its share of the optimizer's state and of the averaged gradients, with the
+            same bits. Before rank 0 saves the model, all ranks call ``optimizer.gather_state()``. Default: False.
         num_groups (int): Horovod's old form of ``groups``.
         device_dense, device_sparse (str): accepted for Horovod, without effect.
 
@@ -154,7 +156,7 @@ def DistributedOptimizer(
         HvdNotInitializedError: ``hvd.init()`` has not been called.
         HvdNotYetError: Keras runs on a backend other than TensorFlow and PyTorch.
         TypeError: ``optimizer`` is not an optimizer of this Keras, or ``compression`` is not a compressor.
-        ValueError: the arguments do not go together, or the optimizer is distributed already.
+        ValueError: the arguments do not go together, the optimizer is distributed already, or it cannot be sharded.
 
     Example:
         >>> import keras
@@ -170,11 +172,16 @@ def DistributedOptimizer(
         optimizer = plain_of(optimizer)
     if isinstance(optimizer, (Distributed, Legacy)):
         raise ValueError("this optimizer is a DistributedOptimizer already [HVD223]")
+    if not isinstance(shard, bool):
+        raise TypeError(f"shard={shard!r} must be True or False [HVD200]")
     passes = backward_passes_per_step
     check_passes(passes)
     if op == Adasum and average_aggregated_gradients:
         raise ValueError("Adasum does not support average_aggregated_gradients == True [HVD224]")
     _core.size()
+    if shard:
+        sharded: Any = import_module("hvdlite.keras.sharded")
+        sharded.refuse(optimizer, op, compression, num_groups or groups)
     if backend.legacy() and of_loss_scale(optimizer) is not None:
         return put_inside(optimizer, DistributedOptimizer(
             of_loss_scale(optimizer), name, device_dense, device_sparse, compression, sparse_as_dense,
@@ -186,17 +193,19 @@ def DistributedOptimizer(
         process_set, scale_local_gradients,
     )  # fmt: skip
     base = type(optimizer)
-    methods = Legacy if backend.legacy() else Distributed
+    methods: Any = (sharded.Sharded, sharded.OnShards) if shard else (Legacy if backend.legacy() else Distributed,)
     shown = property(lambda self: base)  # what Keras writes into files
     terms = {
         "name": name, "compression": compression, "sparse_as_dense": sparse_as_dense, "op": op,
         "gradient_predivide_factor": gradient_predivide_factor, "backward_passes_per_step": passes,
         "average_aggregated_gradients": average_aggregated_gradients, "num_groups": num_groups, "groups": groups,
-        "process_set": process_set, "scale_local_gradients": scale_local_gradients,
+        "process_set": process_set, "scale_local_gradients": scale_local_gradients, "shard": shard,
     }  # fmt: skip
     attributes = {"__module__": made_in, "__class__": shown, "_hvd_terms": terms}
-    made: Any = object.__new__(type(base.__name__, (methods, base), attributes))
+    made: Any = object.__new__(type(base.__name__, (*methods, base), attributes))
     made.__dict__.update(optimizer.__dict__)
+    if shard:
+        sharded.start(made, optimizer, reduces)
     made.__dict__["_hvd"] = reduces
     known = weakref.ref(made)
     reduces.watch(lambda: state_of(known()))

@@ -48,7 +48,7 @@ class Copied:
     @classmethod
     def from_config(cls, config: dict[str, Any], *args: Any, **more: Any) -> Any:
         """A distributed optimizer of a config, with the terms of the one that this is a method of."""
-        base: Any = cls.__bases__[1]
+        base: Any = cls.__bases__[-1]
         return _of_config(base.from_config(dict(config), *args, **more), cls._hvd_terms)
 
     def _hvd_copied(self, plain: Any) -> Any:
@@ -73,7 +73,7 @@ class Copied:
 
 def plain_of(optimizer: Any) -> Any:
     """The optimizer that a distributed one was made of: its state, its class."""
-    base: Any = type(optimizer).__bases__[1]
+    base: Any = type(optimizer).__bases__[-1]
     plain: Any = object.__new__(base)
     plain.__dict__.update({name: value for name, value in vars(optimizer).items() if not name.startswith("_hvd")})
     return plain

@@ -40,6 +40,7 @@ class Reducer:
         if gradient_predivide_factor != 1.0 and self.op != Average:
             raise ValueError("gradient_predivide_factor not supported with op != Average [HVD224]")
         self.predivide, self.scale_local = float(gradient_predivide_factor), bool(scale_local_gradients)
+        self.exchange: Any = None  # what reduces in the place of `_averages`: shares of a sharded optimizer
         self._local: dict[int, Any] = {}
         self._start = StartCheck(process_set, _sum_of_bits, _sums_of)
         self._data = DataCheck(process_set, _sum_of_bits, _sums_of)
@@ -83,6 +84,15 @@ class Reducer:
             of_travel = [owners[index] for index in travel]
             self._start.round(self.prefix, of_travel)
             self._data.round(self.prefix, of_travel, [found[index] for index in travel])
+        found, _ = (self.exchange or self._averages)(self.prefix, found, owners)
+        metrics.step(self)
+        return found
+
+    def made_dense(self, gradient: Any) -> Any:
+        """The gradient, dense."""
+        return gradient.to_dense() if gradient.is_sparse else gradient
+
+    def _averages(self, prefix: str, found: list[Any], owners: list[Any]) -> tuple[list[Any], list[Any]]:
         in_flight = []
         for index in reversed(range(len(found))):
             gradient, owner = found[index], owners[index]
@@ -91,8 +101,8 @@ class Reducer:
             if id(owner) in self._local:
                 found[index] = gradient / self.process_set.size() if self.scale_local else gradient
                 continue
-            small, ctx = compress(self.compression, gradient.to_dense() if gradient.is_sparse else gradient)
-            name = f"{self.prefix}.{index}of{len(found)}.{everywhere(owner)}"
+            small, ctx = compress(self.compression, self.made_dense(gradient))
+            name = f"{prefix}.{index}of{len(found)}.{everywhere(owner)}"
             handle = plain.allreduce_async(
                 small.detach(), name=name, op=self.op, prescale_factor=1.0 / self.predivide,
                 postscale_factor=self.predivide, process_set=self.process_set,
@@ -100,8 +110,7 @@ class Reducer:
             in_flight.append((index, handle, ctx))
         for index, handle, ctx in in_flight:
             found[index] = self.compression.decompress(handle.wait(), ctx)
-        metrics.step(self)
-        return found
+        return found, []
 
 
 def _sum_of_bits(variable: Any) -> int:

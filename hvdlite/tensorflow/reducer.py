@@ -66,6 +66,7 @@ class Reducer:
         self.groups = groups
         self.start: Rounds | None = None  # compares variables, of an optimizer of Keras
         self.data = data(process_set)  # compares gradients
+        self.exchange: Any = None  # what reduces in the place of `_averages`: shares of a sharded optimizer
         self._local: dict[Any, Any] = {}  # the variables are held, so that their ids stay theirs
 
     def watch(self, state: Callable[[], list[Any]]) -> None:
@@ -116,7 +117,7 @@ class Reducer:
             with tf.control_dependencies(before):
                 before += self.start(prefix, travel)
         with tf.control_dependencies(before):
-            averages, done = self._averages(prefix, found, owners)
+            averages, done = (self.exchange or self._averages)(prefix, found, owners)
         self.data(prefix, travel, [gradient for gradient, _ in own], done)
         if self.op == Sum:
             for average, owner in zip(averages, owners):
