@@ -138,3 +138,13 @@ def test_a_sharded_model_learns_on_after_it_was_saved_and_loaded(tmp_path):
     losses = numbers(output, "loss")
     assert len(losses) == 6 and losses[3] < losses[1] < losses[0] - 0.3 and losses[5] < losses[2], output
     assert {"__0_0.distcp", "__1_0.distcp"} < {path.name for path in tmp_path.iterdir()}, "each rank writes its shard"
+
+
+@pytest.mark.parametrize("flag", ["--limit=3", *everything("--replicated")])
+def test_a_language_model_fits_only_with_a_sharded_optimizer(tmp_path, flag):
+    sizes = "--width", 384, "--layers", 2, "--steps", 5
+    code, output = run(4, "25_sharded_optimizer.py", *sizes, "--checkpoint", tmp_path / "saved", flag)
+    if flag == "--replicated":
+        assert code != 0 and "can't allocate memory" in output, output
+    else:
+        assert code == 0 and numbers(output, "loss") and len(list((tmp_path / "saved").glob("share-*"))) == 4, output

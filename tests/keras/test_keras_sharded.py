@@ -176,7 +176,7 @@ def test_files_have_the_whole_state_or_none_is_written():
         same(after, fitted(again.optimizer, 3, again, seed=5))
 
 
-@as_ranks(3)
+@as_ranks(*everything(3))
 def test_three_ranks_and_small_sets():
     import keras
 

@@ -147,6 +147,6 @@ class Counting(optim.SGD):
 
 
 def test_sizes_and_file(tmp_path):
-    assert [bytes_of(each) for each in (5, "64K", "1.5m", "2GB")] == [5, 65536, 3 << 19, 2 << 30]
+    assert [bytes_of(each) for each in (70000, "64K", "1.5m", "2GB")] == [70000, 65536, 3 << 19, 2 << 30]
     StateFile(str(tmp_path / "new" / "folder"), 1000)
     assert os.listdir(tmp_path / "new" / "folder") == []

@@ -61,7 +61,8 @@ class Sharding(NamedTuple):
         if isinstance(cap_mb, bool) or not isinstance(cap_mb, (int, float)) or not cap_mb > 0:
             raise ValueError(f"shard=True: bucket_cap_mb={cap_mb!r} must be a number above 0 [HVD200]")
         inside = process_set if shard is True else shard
-        return cls(inside, cap_mb, None if offload is None else os.fspath(offload), bytes_of(memory_cap or 1))
+        folder = None if offload is None else os.fspath(offload)
+        return cls(inside, cap_mb, folder, 0 if folder is None else bytes_of(memory_cap))
 
     def warn_of_one_rank(self, alone: bool) -> None:
         """With one rank nothing is sharded."""

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 PIECES_OF_CAP = 32
 CHUNKS_OF_CAP = 4
+LEAST_CAP = 16 << 10  # bytes; pieces of less are too many
 
 
 class _Outside(NamedTuple):
@@ -181,8 +182,10 @@ def bytes_of(cap: Any) -> int:
     try:
         text = str(cap).strip().upper().removesuffix("B")
         number = float(text[:-1]) * units[text[-1]] if text[-1:] in units else float(text)
-        if isinstance(cap, (int, float, str)) and not isinstance(cap, bool) and 1 <= number < 1 << 62:
+        if isinstance(cap, (int, float, str)) and not isinstance(cap, bool) and LEAST_CAP <= number < 1 << 62:
             return int(number)
     except ValueError:
         pass
-    raise ValueError(f'memory_cap={cap!r} must be a number of bytes, or a text such as "512M" or "2G" [HVD200]')
+    raise ValueError(
+        f'memory_cap={cap!r} must be 16K or more bytes: a number, or a text such as "512M" or "2G" [HVD200]'
+    )
