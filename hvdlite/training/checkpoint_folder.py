@@ -15,6 +15,7 @@ nothing but files that a save has written.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import math
 import os
@@ -30,6 +31,7 @@ BLOCK = 1 << 20
 WIDTHS = dict.fromkeys(("bool", "int8", "uint8", "float8_e4m3fn", "float8_e5m2"), 1)  # bytes of an element, by dtype
 WIDTHS |= dict.fromkeys(("int16", "float16", "bfloat16"), 2) | dict.fromkeys(("int32", "float32"), 4)
 WIDTHS |= dict.fromkeys(("int64", "float64", "complex64"), 8) | {"complex128": 16}
+_MOST = 1 << 30  # bytes of a manifest
 _FORMAT, _MANIFEST, REST = 1, "manifest.json", "rest.pt"
 _SHARE = re.compile(r"share-[0-9]{1,7}-of-[0-9]{1,7}\.bin")
 _OURS = re.compile(rf"{_SHARE.pattern}|rest\.pt|manifest\.json|begun-[0-9a-f]{{16}}|\.nfs[0-9a-f]+")
@@ -82,6 +84,8 @@ def require_seen(folder: str, begun: str, maker: int) -> None:
 def _require_ours(folder: str) -> None:
     if not os.path.lexists(folder):
         return
+    if os.path.islink(folder) or not os.path.isdir(folder):
+        raise ValueError(f"{folder} is no folder: give a folder of its own")
     foreign = sorted(name for name in os.listdir(folder) if not _OURS.fullmatch(name))
     if foreign:
         raise ValueError(f"{folder} has {foreign[0]!r}, which is no file of a checkpoint: give a folder of its own")
@@ -141,10 +145,17 @@ def finish(folder: str, about: dict[str, Any], entries: list[Entry]) -> None:
 def checksum(path: str) -> list[int]:
     """[bytes, CRC-32] of a file."""
     total = crc = 0
-    with open(path, "rb") as file:
+    with _opened(path) as file:
         while block := file.read(BLOCK):
             total, crc = total + len(block), zlib.crc32(block, crc)
     return [total, crc]
+
+
+def _opened(path: str) -> BinaryIO:
+    """To read. OSError for what is no file: a pipe would never end."""
+    if os.path.exists(path) and not os.path.isfile(path):
+        raise OSError(errno.EINVAL, "it is no file", path)
+    return open(path, "rb")
 
 
 def _sync(folder: str) -> None:
@@ -177,11 +188,13 @@ class Manifest:
         self.ranges: dict[tuple[str, str], list[Entry]] = {}
         try:
             if text is None:
-                with open(self.path, encoding="utf-8") as file:
-                    text = file.read()
+                with _opened(self.path) as file:
+                    text = file.read(_MOST + 1).decode()
+                if len(text) > _MOST:
+                    raise ValueError(f"it is larger than {_MOST} bytes")
             self.crc = zlib.crc32(text.encode())
             self._take(json.loads(text))
-        except (ValueError, TypeError, KeyError, RecursionError) as error:
+        except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
             why = error if type(error) is ValueError else repr(error)
             raise ValueError(f"{self.path} cannot be read as a manifest: {why}. {_AGAIN}") from error
 
@@ -249,7 +262,7 @@ class Manifest:
     def _copy(self, one: Entry, low: int, out: memoryview) -> None:
         path, high = os.path.join(self.folder, one.file), low + len(out)
         try:
-            with open(path, "rb") as file:
+            with _opened(path) as file:
                 for number in range(low // BLOCK, -(-high // BLOCK)):
                     start, stop = number * BLOCK, min((number + 1) * BLOCK, one.bytes)
                     file.seek(one.offset + start)
