@@ -146,12 +146,15 @@ class ShardCarrier(Carrier):
             self.bucket_of.update(dict.fromkeys(bucket.numbers, len(self.buckets)))
             self.buckets.append(bucket)
 
+    def label(self, index: int) -> str:
+        """Of a bucket, for users."""
+        numbers = self.buckets[index].numbers
+        more = f" and {len(numbers) - 1} more" if len(numbers) > 1 else ""
+        return self.exchange.wire.names[numbers[0]] + more
+
     def name(self, index: int) -> str:
         """What travels of a bucket has this name."""
-        numbers = self.buckets[index].numbers
-        first = self.exchange.wire.names[numbers[0]]
-        more = f" and {len(numbers) - 1} more" if len(numbers) > 1 else ""
-        return full_name("allreduce.", first + more) or ""
+        return full_name("allreduce.", self.label(index)) or ""
 
     def reaching(self, number: int) -> None:
         """Backward is about to add to this gradient."""

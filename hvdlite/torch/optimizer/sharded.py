@@ -88,7 +88,7 @@ class ShardedMethods(Distributed):
         shards.prepare()
         sick = any(not torch.isfinite(gradient).all() for gradient in shards.gradients())
         flag = torch.zeros(1)  # infinite on all ranks, which must skip the step together
-        flag.grad = torch.full((1,), float("inf") if shards.agreed(float(sick), "infinite") else 0.0)
+        flag.grad = torch.full((1,), float("inf") if shards.agreed(float(sick)) else 0.0)
         return [{"params": [*shards.pieces.values(), flag]}]
 
     @param_groups.setter

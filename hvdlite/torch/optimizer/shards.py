@@ -18,7 +18,8 @@ from typing import Any
 import torch
 
 from ... import _core
-from ...errors import HvdError
+from ...errors import HvdError, HvdMismatchError
+from ...errors.codes import uncoded
 from ...lifecycle.init import incarnations
 from ...ops import Handle, Max, Sum
 from ...ops.tensors import placed
@@ -229,21 +230,26 @@ class Shards:
         """This rank's shares of the averaged gradients, after `prepare`."""
         return (made.grad for made in self.pieces.values() if made.grad is not None)
 
-    def agreed(self, value: float, what: str) -> float:
+    def agreed(self, value: float) -> float:
         """The greatest of the ranks' values."""
-        mine = torch.tensor([value], dtype=torch.float64)
-        name = f"optimizer.{what}{self._wire.suffix}"
-        return float(plain.allreduce(mine, op=Max, name=name, process_set=self.process_set))
+        return float(self._combined(torch.tensor([value], dtype=torch.float64), Max))
+
+    def _combined(self, mine: torch.Tensor, op: int) -> torch.Tensor:
+        """By the name of the first bucket: a rank that is in its backward or step meanwhile disagrees at once."""
+        try:
+            return plain.allreduce(mine, op=op, name=self.carrier.label(0), process_set=self.process_set)
+        except HvdMismatchError as error:
+            raise HvdMismatchError(
+                "clip_grad_norm_ and GradScaler look at the shares of all ranks, so all ranks must call them. Another "
+                f"rank left it out: {uncoded(str(error))} [HVD310]"
+            ) from None
 
     def norm(self, norm_type: float) -> float:
         """The norm of the averaged gradients of the whole model."""
         if norm_type == float("inf"):
-            return self.agreed(greatest(self.gradients()), "greatest")
-        count, name = sum(bucket.total for bucket in self.carrier.buckets), "optimizer.norm" + self._wire.suffix
-        return euclidean(
-            list(self.gradients()), count, lambda top: self.agreed(top, "greatest"),
-            lambda sums: plain.allreduce(sums, op=Sum, name=name, process_set=self.process_set),
-        )  # fmt: skip
+            return self.agreed(greatest(self.gradients()))
+        count = sum(bucket.total for bucket in self.carrier.buckets)
+        return euclidean(list(self.gradients()), count, self.agreed, lambda sums: self._combined(sums, Sum))
 
 
 def _part(value: torch.Tensor, piece: Piece) -> torch.Tensor:
