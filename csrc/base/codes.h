@@ -144,7 +144,6 @@
 #define HVD264 "[HVD264] "
 #define HVD266 "[HVD266] "
 #define HVD267 "[HVD267] "
-#define HVD268 "[HVD268] "
 
 /* Ranks disagree, and values that are not finite */
 #define HVD301 "[HVD301] "
@@ -176,6 +175,7 @@
 #define HVD424 "[HVD424] "
 #define HVD425 "[HVD425] "
 #define HVD426 "[HVD426] "
+#define HVD427 "[HVD427] "
 #define HVD450 "[HVD450] "
 #define HVD451 "[HVD451] "
 #define HVD452 "[HVD452] "

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+from collections import deque
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -64,14 +65,15 @@ def save_sharded(
         ...     hvd.load_sharded(f"{folder}/saved", model, optimizer)
         {'epoch': 3}
     """
-    job = _Job("save_sharded", model, optimizer, folder)
+    job, begun = _Job("save_sharded", model, optimizer, folder), ""
     try:
         begun = job.agreed("begin", lambda: job.begin(extra) if job.first else "")[0]
         parts = job.agreed("share", lambda: job.write_share(begun))
-        job.agreed("finish", lambda: job.finish(parts, extra) if job.first else None)
+        job.agreed("finish", lambda: job.finish(begun, parts, extra) if job.first else None)
     except Exception:
-        if job.first:
+        if job.first and begun:
             with contextlib.suppress(OSError, ValueError):
+                files.require_own(job.folder, begun)
                 files.remove(files.draft_of(job.folder))
         raise
 
@@ -109,8 +111,10 @@ def load_sharded(folder: str | os.PathLike[str], model: torch.nn.Module, optimiz
     """
     job = _Job("load_sharded", model, optimizer, folder)
     if len(set(job.agreed("read", job.read))) > 1:
-        why = "the folder must be on a file system that all ranks share. Nothing was changed [HVD268]"
-        raise ValueError(f"load_sharded: ranks have read different checkpoints from {job.folder}: {why}")
+        raise ValueError(
+            f"load_sharded: ranks have read different checkpoints from {job.folder}: the folder must be on a file "
+            "system that all ranks share. Nothing was changed [HVD427]"
+        )
     job.apply()
     return job.rest["extra"]
 
@@ -130,13 +134,13 @@ class _Job:
     def __init__(self, caller: str, model: Any, optimizer: Any, folder: Any) -> None:
         if not isinstance(model, torch.nn.Module) or not isinstance(optimizer, torch.optim.Optimizer):
             found = f"{type(model).__name__} and {type(optimizer).__name__}"
-            raise TypeError(f"{caller} takes a folder, a torch.nn.Module and an optimizer, not {found} [HVD268]")
+            raise TypeError(f"{caller} takes a folder, a torch.nn.Module and an optimizer, not {found} [HVD427]")
         exchange: Any = getattr(optimizer, "_hvd", None)
         if _core.size() > 1 and exchange is None:
             raise ValueError(
                 f"{caller}: this optimizer shares its updates with no other rank: give what hvd.DistributedOptimizer "
                 "returned, on the ranks of its process set, and not with op=hvd.Adasum. Save an optimizer of one rank "
-                "by torch.save(optimizer.state_dict(), file) [HVD268]"
+                "by torch.save(optimizer.state_dict(), file) [HVD427]"
             )
         self.caller, self.model, self.optimizer = caller, model, optimizer
         self.exchange, self.shards = exchange, getattr(optimizer, "_hvd_shards", None)
@@ -161,6 +165,7 @@ class _Job:
             for g, group in enumerate(self.groups)
             for i, each in enumerate(group["params"])
         }
+        self.shapes = {found[id(each)]: each.shape for each in self.parameters}
         self.group_of = {found[id(each)]: group for group in self.groups for each in group["params"]}
         return found
 
@@ -169,14 +174,16 @@ class _Job:
         mine, why, result = None, None, None
         try:
             result = action()
-        except Exception as error:  # of any class: the others wait
+        except BaseException as error:  # of any class, also an interrupt: the others wait
             kind = next((one for one in (HvdError, OSError, ValueError) if isinstance(error, one)), None)
             mine, why = error, (kind or HvdError, str(error) if kind else f"{type(error).__name__}: {error}")
         replies = allgather_object((why, result), f"{self.caller}.{part}", self.process_set)
+        if mine is not None and not isinstance(mine, Exception):
+            raise mine
         for rank, (why, _) in zip(self.process_set.ranks, replies):
             if why is not None:
                 rest = "The checkpoint from before stays" if self.caller == "save_sharded" else "Nothing was changed"
-                code = code_of(why[1]) or "HVD268"
+                code = code_of(why[1]) or "HVD427"
                 raise why[0](f"{self.caller}: rank {rank}: {uncoded(why[1])}. {rest} [{code}]") from mine
         return [result for _, result in replies]
 
@@ -233,7 +240,7 @@ class _Job:
                     files.add(file, entries, (each.name, key, each.begin, each.end, _dtype(value)), _raw(value))
         return entries, whole
 
-    def finish(self, parts: list[tuple[list[Entry], dict[str, dict[str, Any]]]], extra: Any) -> None:
+    def finish(self, begun: str, parts: list[tuple[list[Entry], dict[str, dict[str, Any]]]], extra: Any) -> None:
         """The rest and the manifest, by the first rank."""
         state: dict[str, dict[str, Any]] = {}
         for _, whole in parts:
@@ -243,7 +250,7 @@ class _Job:
         model = {key: _on_host(value) for key, value in self.rest_of_model().items()}
         with files.written(os.path.join(files.draft_of(self.folder), files.REST)) as file:
             torch.save({"model": model, "state": state, "options": self.options(), "extra": extra}, file)
-        files.finish(self.folder, self.about(), [entry for theirs, _ in parts for entry in theirs])
+        files.finish(self.folder, begun, self.about(), [entry for theirs, _ in parts for entry in theirs])
 
     def about(self) -> dict[str, Any]:
         """What must be the same at a load."""
@@ -257,7 +264,7 @@ class _Job:
         """Read all that this rank needs, and change nothing. Return the checksum of the manifest."""
         place = files.found(self.folder)
         if place != self.folder and self.first:
-            warn(f"{self.folder} is not there: a save was interrupted. {place} is loaded, the one before [HVD268]")
+            warn(f"{self.folder} is not there: a save was interrupted. {place} is loaded, the one before [HVD427]")
         manifest = Manifest(place)
         manifest.require_same(self.about())
         self.rest = self._read_rest(manifest)
@@ -279,7 +286,7 @@ class _Job:
 
     def _share(self, key: str, value: torch.Tensor, each: _Held) -> torch.Tensor:
         """A tensor of the state that was not cut."""
-        if self.shards is not None and self.shards.is_cut(key):
+        if self.shards is not None and self.shards.is_cut(key, value, self.shapes[each.name]):
             value = value.reshape(-1)[each.begin : each.end]
         group = self.group_of[each.name]
         on_host = key == "step" and not (group.get("capturable") or group.get("fused"))  # as torch itself keeps it
@@ -295,6 +302,9 @@ class _Job:
             raise ValueError(f"{path} cannot be read: {type(error).__name__}: {error}") from error
         if not fits or len(rest["options"]) != len(self.groups):
             raise ValueError(f"{path} does not have what save_sharded writes")
+        for number, (those, these) in enumerate(zip(rest["options"], self.options())):
+            if those.keys() != these.keys():
+                raise ValueError(f"{path}: group {number} has the options {sorted(those)}, and here {sorted(these)}")
         theirs, ours = rest["model"], self.rest_of_model()
         for name in [*theirs, *ours]:
             saved, here = (_form(one[name]) if name in one else "not" for one in (theirs, ours))
@@ -319,10 +329,11 @@ class _Job:
             whole.update(self.rest["model"])
             self.model.load_state_dict(whole)
             if self.shards is not None:
-                self.shards.publish(everything=True)
+                self.shards.publish(deque(at for at, bucket in enumerate(self.shards.carrier.buckets) if bucket.total))
                 self.shards.drop()
                 self.shards.loaded = None
         if self.exchange is not None:
+            self.exchange.levelled()
             self.exchange.wire.start.ask()  # compare the ranks once more
 
 

@@ -31,7 +31,7 @@ BLOCK = 1 << 20
 WIDTHS = dict.fromkeys(("bool", "int8", "uint8", "float8_e4m3fn", "float8_e5m2"), 1)  # bytes of an element, by dtype
 WIDTHS |= dict.fromkeys(("int16", "float16", "bfloat16"), 2) | dict.fromkeys(("int32", "float32"), 4)
 WIDTHS |= dict.fromkeys(("int64", "float64", "complex64"), 8) | {"complex128": 16}
-_MOST = 1 << 30  # bytes of a manifest
+_MOST = 1 << 28  # bytes of a manifest
 _FORMAT, _MANIFEST, REST = 1, "manifest.json", "rest.pt"
 _SHARE = re.compile(r"share-[0-9]{1,7}-of-[0-9]{1,7}\.bin")
 _OURS = re.compile(rf"{_SHARE.pattern}|rest\.pt|manifest\.json|begun-[0-9a-f]{{16}}|\.nfs[0-9a-f]+")
@@ -121,17 +121,23 @@ def add(file: BinaryIO, entries: list[Entry], about: tuple[str, str, int, int, s
     entries.append(Entry(os.path.basename(file.name), offset, len(data), *about, sums))
 
 
-def finish(folder: str, about: dict[str, Any], entries: list[Entry]) -> None:
+def require_own(folder: str, begun: str) -> None:
+    """ValueError if the draft is not the one that `begin` made."""
+    if not os.path.exists(os.path.join(draft_of(folder), begun)):
+        raise ValueError(f"another job writes to {draft_of(folder)}: give each job a folder of its own")
+
+
+def finish(folder: str, begun: str, about: dict[str, Any], entries: list[Entry]) -> None:
     """Write the manifest, and put the draft in the place of the folder."""
+    require_own(folder, begun)
     draft, old = draft_of(folder), f"{folder}.old"
     rest = checksum(os.path.join(draft, REST))
     raw = {"format": _FORMAT, **about, "rest": rest, "entries": [each._asdict() for each in entries]}
     Manifest(draft, text := json.dumps(raw))  # what cannot be read again is not put there
     with written(os.path.join(draft, _MANIFEST)) as file:
         file.write(text.encode())
-    for name in os.listdir(draft):
-        if name.startswith("begun-"):
-            os.unlink(os.path.join(draft, name))
+    require_own(folder, begun)
+    os.unlink(os.path.join(draft, begun))
     _sync(draft)
     if os.path.exists(folder):
         remove(old)
@@ -221,6 +227,8 @@ class Manifest:
             self.keys[name].append(key)
             ranges.sort(key=lambda one: one.begin)
             ends = [0, *(one.end for one in ranges)]
+            if not key and any(one.dtype != self.parameters[name][1] for one in ranges):
+                raise ValueError(f"values of {name!r} do not have its dtype")
             whole = [one.begin for one in ranges] == ends[:-1] and ends[-1] == math.prod(self.parameters[name][0])
             if not whole or len({one.dtype for one in ranges}) > 1:
                 raise ValueError(f"it does not have each element of {_shown(name, key)} once")

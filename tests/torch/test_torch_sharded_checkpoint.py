@@ -159,7 +159,7 @@ def test_a_damaged_folder_and_another_model_are_named_and_change_nothing(tmp_pat
     before = content(model, optimizer)
 
     def refused(folder, text, model=model, optimizer=optimizer):
-        with pytest.raises(ValueError, match=rf"load_sharded: .*{text}.*\. Nothing was changed \[HVD268\]$"):
+        with pytest.raises(ValueError, match=rf"load_sharded: .*{text}.*\. Nothing was changed \[HVD427\]$"):
             hvd.load_sharded(folder, model, optimizer)
 
     for how, text in DAMAGES.items():
@@ -191,11 +191,11 @@ def test_a_save_that_fails_leaves_the_checkpoint_from_before(tmp_path):
 
     try:
         os.fsync = full if last else real
-        with pytest.raises(OSError, match=r"rank 1: .*share-1-of-2.bin cannot be written.*No space.*stays \[HVD268\]$"):
+        with pytest.raises(OSError, match=r"rank 1: .*share-1-of-2.bin cannot be written.*No space.*stays \[HVD427\]$"):
             hvd.save_sharded(folder, model, optimizer, "second")
     finally:
         os.fsync = real
-    with pytest.raises(ValueError, match=r"rank 0: extra\['args'\]\[1\] is Job.*HVD268"):
+    with pytest.raises(ValueError, match=r"rank 0: extra\['args'\]\[1\] is Job.*HVD427"):
         hvd.save_sharded(folder, model, optimizer, {"epoch": 1, "args": [1, Job()]})
     patience, checkpoint_folder._seen_within_s = checkpoint_folder._seen_within_s, 0.2
     with pytest.raises(ValueError, match=r"rank 1: .*which rank 0 made, is not here.*that all ranks share"):
@@ -231,7 +231,7 @@ def test_a_save_on_one_rank_is_an_error_and_no_hang(tmp_path):
                 loss_of(model, 1).backward()
             else:
                 optimizer.state_dict() if other == "state_dict" else hvd.load_sharded("x", model, optimizer)
-    with pytest.raises(ValueError, match="give what hvd.DistributedOptimizer returned.*HVD268"):
+    with pytest.raises(ValueError, match="give what hvd.DistributedOptimizer returned.*HVD427"):
         hvd.save_sharded(tmp_path / "saved", model, optim.SGD(model.parameters(), lr=1.0))
-    with pytest.raises(TypeError, match="HVD268"):
+    with pytest.raises(TypeError, match="HVD427"):
         hvd.load_sharded(tmp_path / "saved", optimizer, model)

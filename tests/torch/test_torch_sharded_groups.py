@@ -102,3 +102,44 @@ def test_a_state_in_memory_goes_back_to_its_commit():
         state.restore()
     require_equal_on_all(results[0][0], results[1][0])
     assert results[0] == results[1]
+
+
+@as_ranks(2)
+def test_options_that_are_set_later_make_state_of_whole_tensors_or_are_refused():
+    states, values = [], []
+    for shard in (False, True):
+        model = net()
+        optimizer = optim.SGD(model.parameters(), lr=0.05)
+        optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters(), shard=shard)
+        for step in range(4):
+            optimizer.param_groups[0]["momentum"] = 0.9 if step > 1 else 0.0
+            optimizer.zero_grad()
+            loss_of(model, step).backward()
+            optimizer.step()
+        values.append(bits(model.parameters()))
+        states.append(optimizer.state_dict())
+    require_equal_on_all(*values)
+    assert hvd.rank() == 1 or state_bits(states[0]) == state_bits(states[1])
+    optimizer = hvd.DistributedOptimizer(optim.AdamW(model.parameters()), model.named_parameters(), shard=True)
+    loss_of(model, 0).backward()
+    optimizer.param_groups[0]["fused"] = True
+    with pytest.raises(hvd.HvdError, match="may not be cut.*HVD200"):
+        optimizer.step()
+
+
+@as_ranks(2)
+def test_a_step_that_fails_on_one_rank_fails_on_all_and_a_checkpoint_makes_them_equal(tmp_path):
+    folder = hvd.broadcast_object(str(tmp_path / "saved"))
+    model = net()
+    optimizer = hvd.DistributedOptimizer(optim.AdamW(model.parameters()), model.named_parameters(), shard=True)
+    hvd.save_sharded(folder, model, optimizer)
+    optimizer._hvd_shards._step = (lambda *_: 1 / 0) if hvd.rank() else optimizer._hvd_shards._step
+    loss_of(model, 0).backward()
+    with pytest.raises(ZeroDivisionError if hvd.rank() else hvd.HvdMismatchError, match="zero|HVD310"):
+        optimizer.step()
+    hvd.load_sharded(folder, model, optimizer)
+    optimizer._hvd_shards._step = optim.AdamW.step.__wrapped__
+    optimizer.zero_grad()
+    loss_of(model, 0).backward()
+    optimizer.step()
+    require_equal_on_all(bits(model.parameters()))

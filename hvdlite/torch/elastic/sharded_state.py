@@ -171,7 +171,7 @@ def _senders(everyone: list[list[_Held]]) -> tuple[_Held, list[int]]:
         old = senders.index(None)
         lost = f"that of former rank {old}, whose copy was on former rank {mine.keepers[old]}"
     raise HvdStateError(
-        f"a share of the optimizer's state is lost: {lost}. Both ranks are gone, so the last commit is not whole. "
+        f"a share of the optimizer's state is lost: {lost}. Both ranks are gone, so the last commit is incomplete. "
         "Start again from a checkpoint of hvd.save_sharded [HVD425]"
     )
 
@@ -215,7 +215,9 @@ def _parts(shards: Shards) -> list[_Part]:
 def _copied(key: str, value: Any, made: torch.Tensor, shards: Shards) -> _Entry:
     if not isinstance(value, torch.Tensor):
         return _Entry(False, False, value)
-    return _Entry(shards.is_cut(key), value.device == made.device, value.detach().to("cpu", copy=True))
+    return _Entry(
+        shards.is_cut(key, value, made.shape), value.device == made.device, value.detach().to("cpu", copy=True)
+    )
 
 
 def _take(shards: Shards, parts: list[_Part]) -> None:

@@ -70,6 +70,14 @@ def judge(optimizer: Any, base: type) -> Verdict:
     return Verdict(anywhere, frozenset(keys if anywhere else ()), "")
 
 
+def flags_of(optimizer: Any) -> list[dict[str, Any]]:
+    """The options of each group that choose how a step is computed."""
+    return [
+        {key: value for key, value in group.items() if isinstance(value, (bool, str, type(None)))}
+        for group in optimizer.__dict__["param_groups"]
+    ]
+
+
 def depends_on_calls(optimizer: Any, base: type) -> bool:
     """Whether a step changes what is not a tensor's own, so that two steps on halves are not one on both."""
     group = optimizer.__dict__["param_groups"][0]

@@ -89,7 +89,7 @@ def _entry(key: str, value: Any, made: torch.Tensor, shards: Shards) -> tuple[bo
 def is_cut(key: str, value: torch.Tensor, made: torch.Tensor, verdict: Verdict | None) -> bool:
     """Whether the entry has a number for each element of the parameter. verdict: None if the parameter is whole."""
     if verdict is not None and verdict.anywhere:
-        return key in verdict.keys
+        return key in verdict.keys or (value.dim() > 0 and value.shape == made.shape)
     return value.numel() > 1 and value.shape == made.shape
 
 
@@ -116,7 +116,7 @@ def take_whole(shards: Shards, state: Mapping[Any, dict[str, Any]]) -> None:
 def _share(key: str, value: Any, piece: Piece, shards: Shards) -> Any:
     if not isinstance(value, torch.Tensor):
         return value
-    if shards.is_cut(key):
+    if shards.is_cut(key, value, shards.carrier.exchange.wire.parameters[piece.number].shape):
         value = value.reshape(-1)[piece.begin : piece.end]
     return value.detach().clone()
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -26,7 +27,7 @@ from ...ops.tensors import placed
 from ...process_sets.process_set import number_of
 from ...training.shard_layout import Bucket, Item, Piece, lay_out, owners_of
 from ..ops import plain
-from .cut_trial import Verdict, twin
+from .cut_trial import Verdict, flags_of, judge, twin
 from .gradient_memory import gathered
 from .reproducible_norm import euclidean, greatest
 from .sent_gradient import SentGradient
@@ -47,6 +48,7 @@ class Shards:
         self._step: Any = getattr(base.step, "__wrapped__", base.step) if hasattr(base.step, "hooked") else base.step
         self.offload = offload
         self.loaded: dict[str, Any] | None = None  # a whole state that was loaded after the last step
+        self._flags = flags_of(owner)
         self.assign()
 
     def assign(self) -> None:
@@ -62,9 +64,12 @@ class Shards:
         """Whether the layout is that of the ranks that there are now."""
         return bool(self.pieces or self.carrier.buckets) and self.carrier.incarnation == incarnations()
 
-    def is_cut(self, key: str) -> bool:
-        """Whether this entry of a piece's state has one number for each of its elements, and not for the parameter."""
-        return self.verdict.anywhere and key in self.verdict.keys
+    def is_cut(self, key: str, value: torch.Tensor, shape: torch.Size) -> bool:
+        """Whether an entry has one number for each element. shape: of the piece, or of the parameter for a whole state.
+
+        The trial knows the entries of the options that there were then: an option that was set later may make more.
+        """
+        return self.verdict.anywhere and (key in self.verdict.keys or (value.dim() > 0 and value.shape == shape))
 
     def require_job(self) -> None:
         """HvdError if the shares are not of the ranks that there are now."""
@@ -138,6 +143,7 @@ class Shards:
     def prepare(self) -> None:
         """Give the pieces the memory of their parameters, their shares of the gradients, and the groups' options."""
         self.require_job()
+        self._judge_again()
         for (index, piece), made in self.pieces.items():
             parameter = self._wire.parameters[piece.number]
             if parameter.dtype != made.dtype or parameter.device != made.device:
@@ -161,26 +167,54 @@ class Shards:
             if key in self._owner.__dict__:
                 self.inner.__dict__[key] = self._owner.__dict__[key]
 
+    def _judge_again(self) -> None:
+        """HvdError if options were set, by a late group or a loaded state, with which tensors may not be cut."""
+        flags = flags_of(self._owner)
+        if flags == self._flags:
+            return
+        verdict = judge(self._owner, self._base)
+        if verdict.refused or (self.verdict.anywhere and not verdict.anywhere):
+            raise HvdError(
+                "options of a sharded optimizer were changed so that its tensors may not be cut as they are, such as "
+                "by fused=True: set them before hvd.DistributedOptimizer(..., shard=True) [HVD200]"
+            )
+        self.verdict, self._flags = self.verdict._replace(keys=self.verdict.keys | verdict.keys), flags
+
     def step(self, *args: Any, **kwargs: Any) -> None:
         """Step on the pieces and publish what they have become."""
         self.loaded = None
         self.prepare()
+        unsent = deque(index for index, _ in enumerate(self.carrier.buckets) if index in self.carrier.shares)
+        try:
+            self._stepped(args, kwargs)
+            self.publish(unsent)
+        except BaseException as error:
+            if not isinstance(error, HvdError):
+                self._give_up(unsent)
+            raise
+
+    def _stepped(self, args: Any, kwargs: Any) -> None:
         if self.offload is None:
             self._step(self.inner, *args, **kwargs)
         else:
             self.offload.step(self, lambda: self._step(self.inner, *args, **kwargs))
         for mine, inner in zip(self._owner.__dict__["param_groups"], self.inner.param_groups):
             mine.update((key, value) for key, value in inner.items() if key != "params")
-        self.publish()
 
-    def publish(self, everything: bool = False) -> None:
-        """Parameters of the last rounds, or all of them, become on all ranks what their owners have."""
+    def _give_up(self, unsent: deque[int]) -> None:
+        """This rank has failed in its step. The others disagree with what it sends then, and wait for nothing."""
+        waits = [gathered(torch.zeros(1, dtype=torch.uint8), self.carrier.name(at), self.process_set) for at in unsent]
+        for each in waits:
+            with suppress(HvdError):
+                each.wait()
+
+    def publish(self, unsent: deque[int]) -> None:
+        """The parameters of these buckets become on all ranks what their owners have."""
         sent: deque[tuple[Handle, Any]] = deque()
         failure: Exception | None = None
-        for index, bucket in enumerate(self.carrier.buckets):
-            if not (everything and bucket.total) and index not in self.carrier.shares:  # the same on all ranks
-                continue
-            sent.append(self._sent(index, bucket))
+        while unsent:
+            sent.append(self._sent(unsent[0], self.carrier.buckets[unsent[0]]))
+            unsent.popleft()
             if len(sent) > WINDOW:
                 failure = failure or _failure(*sent.popleft())
         while sent:

@@ -130,7 +130,7 @@ class StateFile:
             (made, key, value)
             for made in chunk.pieces
             for key, value in shards.inner.state.get(made, {}).items()
-            if isinstance(value, torch.Tensor) and shards.is_cut(key)
+            if isinstance(value, torch.Tensor) and shards.is_cut(key, value, made.shape)
         ]
 
     def _make_room(self, shards: Shards, size: int, may_go: bool = False) -> None:
