@@ -40,6 +40,7 @@ EXEMPT = {  # (file, function or class.function): reason
     ("hvdlite/torch/sharded_checkpoint.py", "_require_plain"): QUOTED,
     ("hvdlite/training/checkpoint_folder.py", "require_seen"): QUOTED,
     ("hvdlite/training/checkpoint_folder.py", "_require_ours"): QUOTED,
+    ("hvdlite/training/checkpoint_folder.py", "require_own"): QUOTED,
     ("hvdlite/training/checkpoint_folder.py", "written"): QUOTED,
     ("hvdlite/training/checkpoint_folder.py", "_opened"): QUOTED,
     ("hvdlite/training/checkpoint_folder.py", "found"): QUOTED,
