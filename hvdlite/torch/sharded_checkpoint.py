@@ -26,7 +26,8 @@ from ..ops.objects import allgather_object
 from ..process_sets.process_set import global_process_set
 from ..training import checkpoint_folder as files
 from ..training.checkpoint_folder import Entry, Manifest
-from .optimizer.shard_state import is_cut, meet
+from .optimizer.cut_trial import is_cut
+from .optimizer.shard_state import meet
 
 _NOT_OPTIONS = "params", "param_names"
 _MARKERS = {"save_sharded": torch.int8, "load_sharded": torch.int16}  # state_dict() has uint8
@@ -232,7 +233,7 @@ class _Job:
             for each in held:
                 cut = {"": each.made}
                 for key, value in self.state_of(each.made).items():
-                    if isinstance(value, torch.Tensor) and is_cut(key, value, each.made, verdict):
+                    if isinstance(value, torch.Tensor) and is_cut(key, value, each.made.shape, verdict):
                         cut[key] = value
                     else:
                         whole.setdefault(each.name, {})[key] = _on_host(value)

@@ -32,6 +32,17 @@ class Verdict(NamedTuple):
     refused: str
 
 
+def is_cut(key: str, value: torch.Tensor, shape: torch.Size, verdict: Verdict | None) -> bool:
+    """Whether an entry of the state has one number for each element. shape: of what it is the state of.
+
+    verdict: None if the parameter is whole. The trial knows the entries that the options made then; an option that was
+    set later may make more.
+    """
+    if verdict is not None and verdict.anywhere:
+        return key in verdict.keys or (value.dim() > 0 and value.shape == shape)
+    return value.numel() > 1 and value.shape == shape
+
+
 def twin(optimizer: Any, base: type, groups: Sequence[list[torch.Tensor]]) -> Any:
     """An optimizer of this class with the same options, other tensors, no state and no hooks."""
     made: Any = object.__new__(base)

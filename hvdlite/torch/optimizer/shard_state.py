@@ -18,10 +18,10 @@ from ...ops.objects import allgather_object
 from ...training.shard_layout import Piece
 from ..ops import plain
 from ..state_broadcast import broadcast_structure
+from .cut_trial import is_cut
 from .gradient_memory import gathered
 
 if TYPE_CHECKING:
-    from .cut_trial import Verdict
     from .shards import Shards
 
 
@@ -82,15 +82,8 @@ def _outline(shards: Shards) -> list[tuple[int, Piece, dict[str, tuple[bool, Any
 def _entry(key: str, value: Any, made: torch.Tensor, shards: Shards) -> tuple[bool, Any]:
     if not isinstance(value, torch.Tensor):
         return False, value
-    cut = is_cut(key, value, made, shards.verdict)
+    cut = is_cut(key, value, made.shape, shards.verdict)
     return (True, str(value.dtype).removeprefix("torch.")) if cut else (False, value.cpu())
-
-
-def is_cut(key: str, value: torch.Tensor, made: torch.Tensor, verdict: Verdict | None) -> bool:
-    """Whether the entry has a number for each element of the parameter. verdict: None if the parameter is whole."""
-    if verdict is not None and verdict.anywhere:
-        return key in verdict.keys or (value.dim() > 0 and value.shape == made.shape)
-    return value.numel() > 1 and value.shape == made.shape
 
 
 def _gather(shards: Shards, index: int, key: str, dtype: torch.dtype, root: int) -> torch.Tensor:

@@ -27,7 +27,7 @@ from ...ops.tensors import placed
 from ...process_sets.process_set import number_of
 from ...training.shard_layout import Bucket, Item, Piece, lay_out, owners_of
 from ..ops import plain
-from .cut_trial import Verdict, flags_of, judge, twin
+from .cut_trial import Verdict, flags_of, is_cut, judge, twin
 from .gradient_memory import gathered
 from .reproducible_norm import euclidean, greatest
 from .sent_gradient import SentGradient
@@ -65,11 +65,8 @@ class Shards:
         return bool(self.pieces or self.carrier.buckets) and self.carrier.incarnation == incarnations()
 
     def is_cut(self, key: str, value: torch.Tensor, shape: torch.Size) -> bool:
-        """Whether an entry has one number for each element. shape: of the piece, or of the parameter for a whole state.
-
-        The trial knows the entries of the options that there were then: an option that was set later may make more.
-        """
-        return self.verdict.anywhere and (key in self.verdict.keys or (value.dim() > 0 and value.shape == shape))
+        """Whether pieces have parts of this entry. shape: of the piece, or of the parameter for a whole state."""
+        return self.verdict.anywhere and is_cut(key, value, shape, self.verdict)
 
     def require_job(self) -> None:
         """HvdError if the shares are not of the ranks that there are now."""
