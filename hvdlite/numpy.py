@@ -23,6 +23,7 @@ from ._core.memory import block, shape_of
 from .ops import Collectives
 from .ops.adapter import View
 from .ops.arguments import Compressor, NoneCompressor
+from .ops.quantized import Quantized
 
 if TYPE_CHECKING:
     from . import data
@@ -147,11 +148,35 @@ class FP16Compressor(Compressor):
         return tensor.astype(ctx, copy=False)
 
 
+class BF16Compressor(Compressor):
+    """Sends float32 arrays as bfloat16, and others as they are. It needs the package ml_dtypes.
+
+    bfloat16 has 8 bits of precision and the range of float32.
+
+    Example:
+        >>> hvd.allreduce(np.float32([1e38]), compression=hvd.Compression.bf16).dtype
+        dtype('float32')
+    """
+
+    @staticmethod
+    def compress(tensor: Any) -> tuple[Any, Any]:
+        """The array that travels, and its own dtype."""
+        array = np.asarray(tensor)
+        return (array.astype(_named("bfloat16")) if array.dtype == np.float32 else array), array.dtype
+
+    @staticmethod
+    def decompress(tensor: Any, ctx: Any) -> Any:
+        """The array in its own dtype again."""
+        return tensor.astype(ctx, copy=False)
+
+
 class Compression:
     """The compressors that ``compression=`` takes, beside a ``Compressor`` of your own.
 
     * ``none``: arrays travel as they are.
     * ``fp16``: floating-point arrays travel as float16, which has 11 bits of precision and values up to 65504.
+    * ``bf16``: float32 arrays travel as bfloat16, which has 8 bits of precision and the range of float32.
+    * ``int8``, ``int4``: between hosts float arrays travel as integers with a scale for each 256 elements.
 
     Example:
         >>> hvd.allreduce(np.array([1.0, 2.0]), compression=hvd.Compression.fp16).tolist()
@@ -160,6 +185,9 @@ class Compression:
 
     none = NoneCompressor
     fp16 = FP16Compressor
+    bf16 = BF16Compressor
+    int8 = Quantized(8)
+    int4 = Quantized(4)
 
 
 def empty(shape: Any, dtype: Any = float) -> np.ndarray:

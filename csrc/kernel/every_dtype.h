@@ -20,6 +20,7 @@
 #include "wide.h"
 
 #include "dots.h"
+#include "quantized_loops.h"
 
 #define NAMED(verb) verb##_uint8
 #define ELEMENT     uint8_t
@@ -190,4 +191,8 @@ const struct hvd_loops TABLE_OF(VARIANT) = {
      [HVD_DTYPE_bfloat16] = narrow_bfloat16,
      [HVD_DTYPE_float8_e4m3fn] = narrow_float8_e4m3fn,
      [HVD_DTYPE_float8_e5m2] = narrow_float8_e5m2},
+    quantized_encode,
+    quantized_settle,
+    quantized_sum,
+    quantized_decode,
 };

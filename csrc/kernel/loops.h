@@ -7,6 +7,7 @@
 #define HVD_KERNEL_LOOPS_H
 
 #include "kernel.h"
+#include "quantize.h"
 
 #if defined(__x86_64__)
 #define HVD_KERNEL_X86 1
@@ -42,6 +43,12 @@ struct hvd_loops {
     double (*dot)(const double *a, const double *b, size_t count); /* count: a multiple of HVD_DOT_LANES */
     void (*floats[HVD_DTYPES_MAX])(float *to, const void *from, size_t count, float factor);
     void (*narrow[HVD_DTYPES_MAX])(void *to, const float *from, size_t count);
+    /* For quantize.c: from a place to block `end`. */
+    void (*quantized_encode)(struct hvd_quantized *, struct hvd_quantized_place, uint64_t end, unsigned char *to);
+    void (*quantized_settle)(struct hvd_quantized *, struct hvd_quantized_place, uint64_t end, const unsigned char *);
+    void (*quantized_sum)(struct hvd_quantized *, struct hvd_quantized_place, uint64_t end, const unsigned char *came,
+                          size_t stride, unsigned char *to);
+    void (*quantized_decode)(struct hvd_quantized *, struct hvd_quantized_place, uint64_t end, const unsigned char *);
 };
 
 /* Is there more to do than to combine? Integers then need a wide loop. */

@@ -19,6 +19,7 @@ from .adapter import T
 from .arguments import Average, NoneCompressor, Terms, compress, full_name, reduction
 from .fast_path import DirectHandle, Quick
 from .handle import Handle
+from .quantized import Quantized, reduced
 from .tensors import group_of, placed
 
 
@@ -215,6 +216,9 @@ class Reductions(Quick[T]):
             result = self._now("allreduce", self._allreduce, tensor, name, terms)
             self._remember(tensor, words, name, terms)
             return result
+        if isinstance(compression, Quantized):
+            found = self._quantized([tensor], name, terms, compression)
+            return found[0] if found is not None else self._now("allreduce", self._allreduce, tensor, name, terms)
         small, ctx = compress(compression, tensor)
         return compression.decompress(self._now("allreduce", self._allreduce, small, name, terms), ctx)
 
@@ -430,11 +434,24 @@ class Reductions(Quick[T]):
     def _group_now(
         self, kind: str, start: Any, tensors: Any, name: str | None, terms: Terms, compression: Any
     ) -> list[T]:
+        if isinstance(compression, Quantized) and kind == "grouped_allreduce":
+            found = self._quantized(group_of(tensors), name, terms, compression)
+            if found is not None:
+                return found
+            compression = NoneCompressor
         if compression is NoneCompressor:
             return self._now(kind, start, tensors, name, terms)
         pairs = [compress(compression, one) for one in group_of(tensors)]
         results = self._now(kind, start, [small for small, _ in pairs], name, terms)
         return [compression.decompress(result, ctx) for result, (_, ctx) in zip(results, pairs)]
+
+    def _quantized(self, tensors: list[Any], name: str | None, terms: Terms, compression: Quantized) -> list[T] | None:
+        if any(map(self._tracked, tensors)):
+            raise ValueError(
+                f"compression={compression!r} has no gradient: call it under torch.no_grad(), or detach the tensor "
+                "[HVD208]"
+            )
+        return reduced(self.adapter, compression, tensors, name, terms)
 
     def reduced_async_(self, tensors: list[Any], name: str | None, terms: Terms) -> Handle:
         """grouped_allreduce_async_ with these terms."""

@@ -14,6 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 from ..ops.arguments import Compressor, NoneCompressor
+from ..ops.quantized import Quantized
 
 
 class _Narrow(Compressor):
@@ -70,6 +71,8 @@ class Compression:
     none = NoneCompressor
     fp16 = FP16Compressor
     bf16 = BF16Compressor
+    int8 = Quantized(8)
+    int4 = Quantized(4)
 
 
 __all__ = ["BF16Compressor", "Compression", "Compressor", "FP16Compressor", "NoneCompressor"]

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from ..ops.arguments import Compressor, NoneCompressor
+from ..ops.quantized import Quantized
 from .adapter import TorchAdapter
 
 _ADAPTER = TorchAdapter()
@@ -71,6 +72,7 @@ class Compression:
     * ``none``: tensors travel as they are.
     * ``fp16``: floating-point tensors travel as float16, which has 11 bits of precision and values up to 65504.
     * ``bf16``: floating-point tensors travel as bfloat16, which has 8 bits of precision and the range of float32.
+    * ``int8``, ``int4``: between hosts float tensors travel as integers with a scale for each 256 elements.
 
     Example:
         >>> hvd.allreduce(torch.tensor([1.0, 2.0]), compression=hvd.Compression.bf16).tolist()
@@ -80,6 +82,8 @@ class Compression:
     none = NoneCompressor
     fp16 = FP16Compressor
     bf16 = BF16Compressor
+    int8 = Quantized(8)
+    int4 = Quantized(4)
 
 
 __all__ = ["BF16Compressor", "Compression", "Compressor", "FP16Compressor", "NoneCompressor"]

@@ -1,0 +1,187 @@
+/* quantized_loops.h - the loops of a quantized sum for one variant: a template, included by every_dtype.h.
+ *
+ * The contract is that of hvdlite.h (struct hvd_quantized). Every function takes all blocks, or those that one rank
+ * owns. All arithmetic is float32 in a fixed order, without fused multiply-add, so that every variant and every rank
+ * gets the same bits. Magnitudes are compared as integers, and rounding to nearest even is the addition of 1.5 * 2^23:
+ * both become vector code without any option that changes arithmetic.
+ */
+
+#define QUANTIZED TARGET static
+#define ROUNDS    12582912.0f /* 1.5 * 2^23: of a sum with it, the low bits are the nearest integer */
+#define ROUNDS_AS 0x4b400000u
+#define LANES     16
+
+/* Greatest magnitude of a block, as bits; what is not below INFINITE_BITS is NaN or infinite. */
+QUANTIZED uint32_t quantized_greatest(const float *v)
+{
+    int32_t greatest[LANES] = {0};
+    for (int i = 0; i < HVD_QUANTIZED_BLOCK; i += LANES)
+        for (int k = 0; k < LANES; k++) {
+            int32_t one = (int32_t)(hvd_bits_of_float(v[i + k]) & 0x7fffffffu);
+            greatest[k] = one > greatest[k] ? one : greatest[k];
+        }
+    int32_t all = 0;
+    for (int k = 0; k < LANES; k++)
+        all = greatest[k] > all ? greatest[k] : all;
+    return (uint32_t)all;
+}
+
+QUANTIZED void quantized_measure(const float *v, uint32_t greatest, struct hvd_quantized_stats *stats)
+{
+    float square[LANES] = {0};
+    for (int i = 0; i < HVD_QUANTIZED_BLOCK; i += LANES)
+        for (int k = 0; k < LANES; k++)
+            square[k] += v[i + k] * v[i + k];
+    for (int k = 0; k < LANES; k++)
+        stats->square += (double)square[k];
+    if (greatest > hvd_bits_of_float(stats->greatest))
+        stats->greatest = hvd_float_of_bits(greatest);
+    if (greatest >= HVD_INFINITE_BITS)
+        for (int i = 0; i < HVD_QUANTIZED_BLOCK; i++)
+            stats->not_finite += (hvd_bits_of_float(v[i]) & 0x7fffffffu) >= HVD_INFINITE_BITS;
+}
+
+/* v := from * factor + residual, zeros after the tensor's end. Returns the greatest magnitude. */
+QUANTIZED uint32_t quantized_load(const struct hvd_quantized_tensor *tensor, uint64_t offset, float factor, float *v,
+                                  struct hvd_quantized_stats *stats)
+{
+    size_t left = tensor->count - offset, n = left < HVD_QUANTIZED_BLOCK ? left : HVD_QUANTIZED_BLOCK;
+    const float *from = tensor->from + offset;
+    for (size_t i = n; i < HVD_QUANTIZED_BLOCK; i++)
+        v[i] = 0;
+    for (size_t i = 0; i < n; i++)
+        v[i] = from[i] * factor;
+    uint32_t greatest = quantized_greatest(v);
+    if (stats)
+        quantized_measure(v, greatest, stats);
+    if (tensor->residual && greatest < HVD_INFINITE_BITS) {
+        const float *residual = tensor->residual + offset;
+        for (size_t i = 0; i < n; i++)
+            v[i] += residual[i];
+        greatest = quantized_greatest(v);
+    }
+    return greatest;
+}
+
+/* One block on the wire. */
+QUANTIZED void quantized_store(int bits, const float *v, uint32_t greatest, unsigned char *to)
+{
+    float most = bits == 8 ? 127.0f : 7.0f, top = hvd_float_of_bits(greatest), by = most / top, scale = top / most;
+    if (greatest >= HVD_INFINITE_BITS || top < HVD_QUANTIZED_TINY) {
+        by = 0;
+        scale = greatest >= HVD_INFINITE_BITS ? hvd_float_of_bits(0x7fc00000u) : 0.0f;
+    }
+    int8_t q[HVD_QUANTIZED_BLOCK];
+    if (by == 0)
+        memset(q, 0, sizeof q);
+    else
+        for (int i = 0; i < HVD_QUANTIZED_BLOCK; i++)
+            q[i] = (int8_t)(hvd_bits_of_float(v[i] * by + ROUNDS) - ROUNDS_AS);
+    memcpy(to, &scale, sizeof scale);
+    if (bits == 8)
+        memcpy(to + sizeof scale, q, sizeof q);
+    else
+        for (int i = 0; i < HVD_QUANTIZED_BLOCK / 2; i++)
+            to[sizeof scale + (size_t)i] =
+                (unsigned char)((q[i] + 8) | (q[i + HVD_QUANTIZED_BLOCK / 2] + 8) << 4);
+}
+
+/* v := what a block on the wire means. False: NaN. */
+QUANTIZED bool quantized_read(int bits, const unsigned char *from, float *v)
+{
+    float scale;
+    memcpy(&scale, from, sizeof scale);
+    from += sizeof scale;
+    if (bits == 8)
+        for (int i = 0; i < HVD_QUANTIZED_BLOCK; i++)
+            v[i] = (float)(int8_t)from[i] * scale;
+    else
+        for (int i = 0; i < HVD_QUANTIZED_BLOCK / 2; i++) {
+            v[i] = (float)((from[i] & 15) - 8) * scale;
+            v[i + HVD_QUANTIZED_BLOCK / 2] = (float)((from[i] >> 4) - 8) * scale;
+        }
+    return scale == scale;
+}
+
+/* The tensor's residual := v - sent; what is not finite leaves it. */
+QUANTIZED void quantized_keep(struct hvd_quantized_tensor *tensor, uint64_t offset, const float *v, const float *sent)
+{
+    size_t left = tensor->count - offset, n = left < HVD_QUANTIZED_BLOCK ? left : HVD_QUANTIZED_BLOCK;
+    float *residual = tensor->residual + offset;
+    for (size_t i = 0; i < n; i++)
+        residual[i] = v[i] - sent[i];
+}
+
+QUANTIZED void quantized_encode(struct hvd_quantized *job, struct hvd_quantized_place place, uint64_t end,
+                                unsigned char *to)
+{
+    float v[HVD_QUANTIZED_BLOCK];
+    for (uint64_t b = place.block; b < end; b++, hvd_quantized_next(job, &place)) {
+        struct hvd_quantized_tensor *tensor = job->tensors + place.tensor;
+        uint32_t greatest = quantized_load(tensor, place.offset, job->prescale, v, &tensor->given);
+        quantized_store(job->bits, v, greatest, to);
+        to += HVD_QUANTIZED_BYTES(job->bits);
+    }
+}
+
+QUANTIZED void quantized_settle(struct hvd_quantized *job, struct hvd_quantized_place place, uint64_t end,
+                                const unsigned char *sent)
+{
+    float v[HVD_QUANTIZED_BLOCK], was_sent[HVD_QUANTIZED_BLOCK];
+    for (uint64_t b = place.block; b < end; b++, hvd_quantized_next(job, &place)) {
+        struct hvd_quantized_tensor *tensor = job->tensors + place.tensor;
+        if (tensor->residual && quantized_read(job->bits, sent, was_sent)) {
+            (void)quantized_load(tensor, place.offset, job->prescale, v, NULL);
+            quantized_keep(tensor, place.offset, v, was_sent);
+        }
+        sent += HVD_QUANTIZED_BYTES(job->bits);
+    }
+}
+
+QUANTIZED void quantized_sum(struct hvd_quantized *job, struct hvd_quantized_place place, uint64_t end,
+                             const unsigned char *came, size_t stride, unsigned char *to)
+{
+    float mine[HVD_QUANTIZED_BLOCK], v[HVD_QUANTIZED_BLOCK], sum[HVD_QUANTIZED_BLOCK];
+    for (uint64_t b = place.block; b < end; b++, hvd_quantized_next(job, &place)) {
+        struct hvd_quantized_tensor *tensor = job->tensors + place.tensor;
+        (void)quantized_load(tensor, place.offset, job->prescale, mine, &tensor->given);
+        memset(sum, 0, sizeof sum);
+        const unsigned char *part = came;
+        for (int r = 0; r < job->ranks; r++) {
+            const float *one = mine;
+            if (r != job->rank) {
+                (void)quantized_read(job->bits, part, v);
+                part += stride;
+                one = v;
+            }
+            for (int i = 0; i < HVD_QUANTIZED_BLOCK; i++)
+                sum[i] += one[i];
+        }
+        quantized_store(job->bits, sum, quantized_greatest(sum), to);
+        if (tensor->residual && quantized_read(job->bits, to, v))
+            quantized_keep(tensor, place.offset, sum, v);
+        came += HVD_QUANTIZED_BYTES(job->bits);
+        to += HVD_QUANTIZED_BYTES(job->bits);
+    }
+}
+
+QUANTIZED void quantized_decode(struct hvd_quantized *job, struct hvd_quantized_place place, uint64_t end,
+                                const unsigned char *from)
+{
+    float v[HVD_QUANTIZED_BLOCK];
+    for (uint64_t b = place.block; b < end; b++, hvd_quantized_next(job, &place)) {
+        struct hvd_quantized_tensor *tensor = job->tensors + place.tensor;
+        size_t left = tensor->count - place.offset, n = left < HVD_QUANTIZED_BLOCK ? left : HVD_QUANTIZED_BLOCK;
+        (void)quantized_read(job->bits, from, v);
+        for (int i = 0; i < HVD_QUANTIZED_BLOCK; i++)
+            v[i] *= job->factor;
+        quantized_measure(v, quantized_greatest(v), &tensor->result);
+        memcpy(tensor->to + place.offset, v, n * sizeof *v);
+        from += HVD_QUANTIZED_BYTES(job->bits);
+    }
+}
+
+#undef QUANTIZED
+#undef ROUNDS
+#undef ROUNDS_AS
+#undef LANES
