@@ -98,7 +98,9 @@ def reduced(
     if terms.timeout is not None:
         raise ValueError(f"compression={compression!r} takes no timeout: leave out one of them [HVD208]")
     if compression.feedback and name is None:
-        raise ValueError(f"compression={compression!r} with feedback keeps a residual for each name: give name= [HVD208]")
+        raise ValueError(
+            f"compression={compression!r} with feedback keeps a residual for each name: give name= [HVD208]"
+        )
     given = [adapter.accept(tensor) for tensor in tensors]
     views = [adapter.view(each) for each in given]
     for view in views:

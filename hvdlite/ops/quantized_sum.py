@@ -42,7 +42,7 @@ class Member(NamedTuple):
     source: int
     target: int
     residual: int
-    count: int
+    elements: int
 
 
 class _Step(NamedTuple):
@@ -86,7 +86,7 @@ class QuantizedSum:
         self._across = None if levels.across is None else number_of(levels.across)
         across = levels.across
         self._sizes = (1, 0) if across is None else (across.size(), across.rank())
-        self._total = sum(member.count for member in members)
+        self._total = sum(member.elements for member in members)
         if self._inside is not None:
             self._flat = _uncleared("float[]", max(self._total, 1))
         self._job, self._tensors = self._made(bits, factor)
@@ -113,8 +113,8 @@ class QuantizedSum:
                 source = target = _address(self._flat + at)
             setattr(tensor, "from", ffi.cast("float *", source))
             tensor.to, tensor.residual = ffi.cast("float *", target), ffi.cast("float *", member.residual)
-            tensor.count = member.count
-            at += member.count
+            tensor.count = member.elements
+            at += member.elements
         job = ffi.new("struct hvd_quantized *")
         job.tensors, job.count, job.bits = tensors, len(members), bits
         job.ranks, job.rank = self._sizes
@@ -227,8 +227,8 @@ class QuantizedSum:
     def _pack(self, _: Any) -> Any:
         at = 0
         for member in self._members:
-            byte_exchange.move(_address(self._flat + at), member.source, 4 * member.count)
-            at += member.count
+            byte_exchange.move(_address(self._flat + at), member.source, 4 * member.elements)
+            at += member.elements
         address = _address(self._flat)
         request = self._request(
             _core.REDUCE, _FLOAT32, self._full, (self._total,), self._inside, prescale=self._prescale,
@@ -257,7 +257,7 @@ class QuantizedSum:
             lib.hvd_quantized_sum(self._job, self._out, ffi.cast("unsigned char *", came.address), self._sums)
         rows = mine + 1 if fits else 1  # else some rank has another count: the heads say so to all
         head = self._sums + (rows - 1) * self._row
-        counts = ",".join(str(member.count) for member in self._members)
+        counts = ",".join(str(member.elements) for member in self._members)
         ffi.memmove(head, _HEAD.pack(self._total, zlib.crc32(counts.encode())).ljust(self._row, b"\0"), self._row)
         name = None if self.name is None else f"allgather.{self.name}.quantized"
         request = self._request(_core.ALLGATHER, _UINT8, name, (rows, self._row), self._across)
@@ -286,8 +286,8 @@ class QuantizedSum:
     def _unpack(self) -> None:
         at = 0
         for member in self._members:
-            byte_exchange.move(member.target, _address(self._flat + at), 4 * member.count)
-            at += member.count
+            byte_exchange.move(member.target, _address(self._flat + at), 4 * member.elements)
+            at += member.elements
 
     def _rows_of(self, rank: int) -> int:
         return (self._cut[rank + 1] - self._cut[rank]) * self._block // self._row
