@@ -125,6 +125,7 @@ def test_tcp_between_hosts_is_measured_beside_a_raw_stream():
 
 
 @needs_hosts
+@pytest.mark.skipif(not EVERYTHING, reason="tests/run everything")
 def test_int8_and_int4_are_measured_between_hosts_beside_float32():
     pytest.importorskip("torch")
     words = [sys.executable, str(BENCHMARKS / "quantized_links.py"), "--rounds", "1", "--only", "2 hosts, 1 Gbit/s"]
