@@ -73,16 +73,15 @@ def _readable(error: Exception) -> Exception:
 class QuantizedSum:
     """One sum under way. `keep` holds the memory of the members. `priority`: as in `_core.request`.
 
-    All ranks of the set give members of the same counts, in the same order; `identity`, too, is compared. `begin` sends
-    the first request, and so does the first `step`.
+    All ranks of the set give members of the same counts, in the same order. `begin` sends the first request, and so
+    does the first `step`.
     """
 
     def __init__(
         self, bits: int, members: Sequence[Member], name: str | None, process_set: ProcessSet, keep: Any,
-        prescale: float = 1.0, factor: float = 1.0, priority: int = 0, identity: str = ""
+        prescale: float = 1.0, factor: float = 1.0, priority: int = 0
     ) -> None:  # fmt: skip
         levels = levels_of(process_set)
-        self._identity = identity
         self.ranks, self.name, self._full = process_set.ranks, name, full_name("allreduce.", name)
         self._last = None if name is None else f"broadcast.{name}.quantized"
         self._members, self._keep, self._prescale, self._priority = members, keep, prescale, priority
@@ -273,7 +272,7 @@ class QuantizedSum:
             lib.hvd_quantized_sum(self._job, self._out, ffi.cast("unsigned char *", came.address), self._sums)
         rows = mine + 1 if fits else 1  # else some rank has another count: the heads say so to all
         head = self._sums + (rows - 1) * self._row
-        counts = ",".join([*(str(member.elements) for member in self._members), self._identity])
+        counts = ",".join(str(member.elements) for member in self._members)
         ffi.memmove(head, _HEAD.pack(self._total, zlib.crc32(counts.encode())).ljust(self._row, b"\0"), self._row)
         name = None if self.name is None else f"allgather.{self.name}.quantized"
         request = self._request(_core.ALLGATHER, _UINT8, name, (rows, self._row), self._across)

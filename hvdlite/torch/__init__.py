@@ -23,6 +23,9 @@ from .ops.sparse import sparse_allreduce_async
 
 if TYPE_CHECKING:
     from . import elastic
+    from .compressed.accordion import Accordion
+    from .compressed.power_sgd import PowerSGD
+    from .compressed.top_k import TopK
     from .consistency import check_consistency
     from .optimizer import DistributedOptimizer, WeightedAverage, uneven_inputs
     from .sharded_checkpoint import load_sharded, save_sharded
@@ -32,6 +35,9 @@ if TYPE_CHECKING:
 _LATER = {  # on first use: more than half of the import, and not needed for torch.distributed
     "elastic": ("elastic",),
     "ps": ("ps",),
+    "compressed.accordion": ("Accordion",),
+    "compressed.power_sgd": ("PowerSGD",),
+    "compressed.top_k": ("TopK",),
     "consistency": ("check_consistency",),
     "sharded_checkpoint": ("load_sharded", "save_sharded"),
     "optimizer": ("DistributedOptimizer", "WeightedAverage", "uneven_inputs"),
@@ -75,9 +81,12 @@ send = _ops.send
 send_async = _ops.send_async
 
 __all__ = [
+    "Accordion",
     "Compression",
     "DistributedOptimizer",
+    "PowerSGD",
     "SyncBatchNorm",
+    "TopK",
     "WeightedAverage",
     "broadcast_optimizer_state",
     "broadcast_parameters",

@@ -24,7 +24,7 @@ from ..ops.objects import allgather_object, broadcast_object
 from ..process_sets.process_set import ProcessSet, global_process_set
 from ..training.consistency import require_equal
 from . import storage_check
-from .compressed.residuals import without
+from .compressed.residuals import for_all
 from .ops import plain
 from .parameter_names import labels_of, moved, remember
 
@@ -208,7 +208,7 @@ def broadcast_optimizer_state(
     advice = "Give the optimizer the same parameter groups, in the same order unless their parameters have names,"
     require_same(caller, list(zip(labels, parameters)), process_set, advice)
     theirs, state = broadcast_structure(
-        lambda: (labels, without(optimizer.state_dict())), root_rank, caller, process_set
+        lambda: (labels, for_all(optimizer.state_dict())), root_rank, caller, process_set
     )
     if not _core.is_root(root_rank):
         state = moved(state, theirs, labels)

@@ -14,6 +14,7 @@ with ranks that are out of data.
 from __future__ import annotations
 
 import sys
+import zlib
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -25,6 +26,7 @@ from ...ops import Sum
 from ...process_sets.levels import hosts_in
 from ..ops import plain
 from ..optimizer.buckets import Carrier, EachAlone
+from ..optimizer.checks import SETTING
 from ..optimizer.failed_backward import PRIORITY
 from ..optimizer.gradient_codec import Flight
 from ..optimizer.gradient_memory import written
@@ -62,7 +64,6 @@ class Gradients(NamedTuple):
     place: int
     name: str
     numbers: Sequence[int]
-    names: Sequence[str]
     values: Sequence[torch.Tensor]  # float32, contiguous, in the CPU's memory; overwritten by the results
     prescale: float
     factor: float  # of the sum, to make the result
@@ -99,7 +100,15 @@ class Compressor(Protocol):
         ...
 
     def setting(self) -> str:
-        """What all ranks must have in common."""
+        """What all ranks must have in common in this round."""
+        ...
+
+    def shared(self) -> dict[str, Any]:
+        """What is saved beside residuals, and is the same on all ranks."""
+        ...
+
+    def take(self, shared: dict[str, Any]) -> None:
+        """What `shared` has returned; nothing: begin anew."""
         ...
 
 
@@ -119,8 +128,14 @@ class CompressedCarrier(Carrier):
         self._waits: dict[int, set[int]] = {}
         self._basis: Any = None
         self._told = False
+        self._agreed = False  # the ranks may have compressed in this round
         compressor.bind(exchange)
-        exchange.wire.agreement.setting = compressor.setting()
+        exchange.wire.agreement.setting = self._setting
+
+    def _setting(self) -> str:
+        """What all ranks must have in common before they compress."""
+        order = zlib.crc32("\n".join(self.exchange.wire.names).encode())
+        return f"{self.compressor.setting()}, parameters in the order {order:08x}"
 
     # Of a round.
 
@@ -136,6 +151,7 @@ class CompressedCarrier(Carrier):
                 print(f"hvdlite: {line}", file=sys.stderr, flush=True)
         known = agreement.incarnation == incarnations() and agreement.counted
         basis: Any = None
+        self._agreed = bool(hosts > 1 and known)
         if hosts > 1 and known and not wire.uneven and self.compressor.begin():
             basis = known, tuple(agreement.silent)
         if basis != self._basis:
@@ -204,6 +220,11 @@ class CompressedCarrier(Carrier):
         if index is not None and index not in self.sent:
             self._waits[index].add(number)
 
+    def differ(self, names: Sequence[str]) -> None:
+        """The ranks differ in their compression: an error on all of them. No rank may wait for buckets of its own."""
+        if self._agreed and any(name.startswith(SETTING) for name in names):
+            self.exchange.in_flight.clear()
+
     def settled(self, lacking: Sequence[int]) -> None:
         alone = [number for number in lacking if number not in self.bucket_of]
         if alone:
@@ -243,13 +264,15 @@ class CompressedCarrier(Carrier):
     def kept(self) -> dict[str, Any]:
         """For a state_dict."""
         assert self.compressor.residuals is not None
-        return self.compressor.residuals.state(self.compressor.setting(), self._named)
+        state = self.compressor.residuals.state(repr(self.compressor), self._named)
+        return {**state, "shared": self.compressor.shared()}
 
     def keep(self, state: Any) -> None:
         """What `kept` has returned, or None."""
         assert self.compressor.residuals is not None
         sizes = {self._named(n): (n, each.numel()) for n, each in enumerate(self.exchange.wire.parameters)}
-        self.compressor.residuals.load(state, self.compressor.setting(), sizes)
+        like = self.compressor.residuals.load(state, repr(self.compressor), sizes)
+        self.compressor.take(state["shared"] if like else {})
 
     def collect(self, root_rank: int) -> None:
         """The sum of the ranks' residuals goes to one of them; zeros stay on the others."""
@@ -281,11 +304,8 @@ class CompressedCarrier(Carrier):
             prescale *= wire.shares.mine()
         elif settings["op"] == wire.op and wire.op != _core.OPS["sum"]:
             factor /= size
-        names = [wire.names[number] for number in numbers]
         priority = PRIORITY if wire.reporting in numbers else 0
-        job = self.compressor.job(
-            Gradients(index, self._name(index), numbers, names, values, prescale, factor, priority)
-        )
+        job = self.compressor.job(Gradients(index, self._name(index), numbers, values, prescale, factor, priority))
 
         def take(_: Any) -> None:
             for arrive in arrivals:
@@ -301,7 +321,7 @@ class CompressedCarrier(Carrier):
         wire = self.exchange.wire
         parameter = wire.parameters[number]
         if not self._travels(number):
-            nothing = torch.zeros(parameter.numel())
+            nothing = torch.zeros(parameter.shape)
 
             def given() -> None:
                 if number not in wire.agreement.silent:  # other ranks have sent it

@@ -5,26 +5,44 @@ A carrier knows the optimizer, which chooses it. So carriers are imported when o
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
 
+from ...errors.codes import coded
+from ...ops import Average, Sum
 from ...ops.quantized import Quantized
 
 if TYPE_CHECKING:
     from ..optimizer.reducer import Exchange
-    from .carrier import CompressedCarrier
+    from .carrier import CompressedCarrier, Compressor
 
-OF_BUCKETS = (Quantized,)
+_SPECS = {"power_sgd": "PowerSGD", "top_k": "TopK", "accordion": "Accordion"}  # by module of this package
 
 
-def refuse(compression: Any, op: int) -> None:
-    """ValueError for an op that it cannot compress."""
-    if isinstance(compression, OF_BUCKETS):
+def in_buckets(compression: Any, op: int) -> bool:
+    """Whether it compresses buckets. ValueError for an op that it cannot compress."""
+    if isinstance(compression, Quantized):
         compression.refuse(op)
+        return True
+    if type(compression).__module__.removeprefix(f"{__package__}.") not in _SPECS:
+        return False
+    if op not in (Average, Sum):
+        raise ValueError(coded("HVD208", f"compression={compression!r} needs op=hvd.Average or hvd.Sum"))
+    return True
 
 
 def carrier_of(compression: Any, exchange: Exchange) -> CompressedCarrier:
-    """The carrier of an optimizer with one of OF_BUCKETS."""
+    """The carrier of an optimizer."""
     from .carrier import CompressedCarrier
-    from .quantized import QuantizedCompressor
 
-    return CompressedCarrier(exchange, QuantizedCompressor(compression))
+    return CompressedCarrier(exchange, _compressor_of(compression))
+
+
+def _compressor_of(compression: Any) -> Compressor:
+    if isinstance(compression, Quantized):
+        from .quantized import QuantizedCompressor
+
+        return QuantizedCompressor(compression)
+    module: Any = sys.modules[type(compression).__module__]
+    made: Compressor = getattr(module, f"{type(compression).__name__}Compressor")(compression)
+    return made

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 class QuantizedCompressor:
     """What `compression=Compression.int8` is in an optimizer."""
 
+    exact_mean = True  # but for rounding
+
     def __init__(self, quantized: Quantized) -> None:
         self.quantized = quantized
         self.residuals = None if quantized.feedback is False else Residuals()
@@ -41,6 +43,13 @@ class QuantizedCompressor:
     def setting(self) -> str:
         """Feedback is left out: it changes what a rank adds, not what travels."""
         return f"{self.quantized!r}(least_bytes={self.quantized.least_bytes}, bucket_mb={self.quantized.bucket_mb:g})"
+
+    def shared(self) -> dict[str, Any]:
+        """Nothing but residuals is kept."""
+        return {}
+
+    def take(self, shared: dict[str, Any]) -> None:
+        """Nothing."""
 
     def begin(self) -> bool:
         """Every round is compressed."""
@@ -70,7 +79,7 @@ class _Sum(QuantizedSum):
     ) -> None:  # fmt: skip
         super().__init__(
             compressor.quantized.bits, members, gradients.name, compressor.exchange_set, (gradients.values, kept),
-            gradients.prescale, gradients.factor, gradients.priority, ",".join(gradients.names),
+            gradients.prescale, gradients.factor, gradients.priority,
         )  # fmt: skip
         self._compressor, self._numbers = compressor, gradients.numbers
 

@@ -70,45 +70,58 @@ class Residuals:
         place = {"rank": _core.rank(), "size": _core.size()}
         return {"compression": setting, **place, "loss_scale": self._unit, "residuals": tensors}
 
-    def load(self, state: Any, setting: str, number_of: dict[str, tuple[int, int]]) -> None:
-        """What `state` has returned; anything else is dropped, with a warning. number_of: by name, the number and how
-        many elements."""
+    def load(self, state: Any, setting: str, number_of: dict[str, tuple[int, int]]) -> bool:
+        """What `state` has returned, with what is shared; residuals of another rank or job are dropped, with a warning.
+        number_of: by name, the number and how many elements. Whether it is a state of this compression."""
         self._kept.clear()
+        self._incarnation = incarnations()
         if state is None:
-            return
+            return False
         why = _unlike(state, setting)
         if why is None:
-            for name, tensor in state["residuals"].items():
-                number, count = number_of.get(name, (-1, 0))
-                if count != tensor.numel():
-                    why = f"{name!r} is no parameter of that size here"
-                    break
-                self._kept[number] = tensor.detach().to("cpu", torch.float32).reshape(-1).clone()
             self._unit = float(state["loss_scale"])
-        if why is not None:
-            self._kept.clear()
+            found = {name: each for name, each in state["residuals"].items() if bool(each.any())}
+            other = _of_another(state, found) or _misfit(found, number_of)
+            if other is None:
+                for name, tensor in found.items():
+                    self._kept[number_of[name][0]] = tensor.detach().to("cpu", torch.float32).reshape(-1).clone()
+        if why or other:
             warn(
                 f"hvdlite: rank {_core.rank()} does not load the residuals of compressed gradients, and begins with "
-                f"zeros: {why}. Call optimizer.collect_residuals() before a checkpoint that one rank saves for all"
+                f"zeros: {why or other}. Call optimizer.collect_residuals() before a checkpoint that one rank saves "
+                "for all [HVD428]"
             )
+        return why is None
 
 
 def _unlike(state: Any, setting: str) -> str | None:
-    """Why residuals cannot be taken over."""
-    wanted = {"compression", "rank", "size", "loss_scale", "residuals"}
-    if not isinstance(state, dict) or set(state) != wanted or not isinstance(state["residuals"], dict):
-        return "the state has no residuals of hvdlite's form"
+    """Why a state is none of this compression."""
+    wanted = {"compression", "rank", "size", "loss_scale", "residuals", "shared"}
+    parts = isinstance(state, dict) and set(state) == wanted
+    if not parts or not isinstance(state["residuals"], dict) or not isinstance(state["shared"], dict):
+        return "the state has no residuals in hvdlite's form"
     if not all(isinstance(each, torch.Tensor) for each in state["residuals"].values()):
-        return "the state has no residuals of hvdlite's form"
-    if state["compression"] != setting:
-        return f"they are of {state['compression']}, not of {setting}"
-    if state["size"] != _core.size():
+        return "the state has no residuals in hvdlite's form"
+    return None if state["compression"] == setting else f"they are of {state['compression']}, not of {setting}"
+
+
+def _of_another(state: dict[str, Any], found: dict[str, torch.Tensor]) -> str | None:
+    if found and state["size"] != _core.size():
         return f"they are of a job of {state['size']} ranks, not of {_core.size()}"
-    if state["rank"] != _core.rank() and any(bool(each.any()) for each in state["residuals"].values()):
-        return f"they are of rank {state['rank']}"
-    return None
+    return f"they are of rank {state['rank']}" if found and state["rank"] != _core.rank() else None
+
+
+def _misfit(found: dict[str, torch.Tensor], number_of: dict[str, tuple[int, int]]) -> str | None:
+    wrong = next((name for name, each in found.items() if number_of.get(name, (0, -1))[1] != each.numel()), None)
+    return None if wrong is None else f"{wrong!r} is no parameter of that size here"
 
 
 def without(state: dict[str, Any]) -> dict[str, Any]:
-    """A state_dict without what belongs to one rank."""
+    """A state_dict without what compression keeps."""
     return {key: value for key, value in state.items() if key != KEY} if KEY in state else state
+
+
+def for_all(state: dict[str, Any]) -> dict[str, Any]:
+    """A state_dict without residuals, for other ranks or another job."""
+    kept = state.get(KEY)
+    return {**state, KEY: {**kept, "residuals": {}}} if isinstance(kept, dict) else state

@@ -11,7 +11,7 @@ from __future__ import annotations
 import gc
 import json
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -53,7 +53,7 @@ def warn_of_ddp(parameters: Iterable[torch.Tensor]) -> None:
         )
 
 
-_SETTING = "compression="
+SETTING = "compression="
 _LENGTH = len(summands(0)) + 1
 _SHAPE = (0,) * 7  # of what ends the wait for a gradient that this rank does not know: no gradient has it
 
@@ -72,7 +72,7 @@ class Agreement:
     def __init__(self, suffix: str, process_set: ProcessSet) -> None:
         self._suffix, self._process_set = suffix, process_set
         self._names = TextExchange("optimizer.names" + suffix, process_set)
-        self._known: tuple[list[int], int, int] | None = None
+        self._known: tuple[list[int], int, int, list[str]] | None = None
         self._request: _core.Request | None = None
         self._mine = torch.zeros((2, _LENGTH), dtype=torch.int64)  # what travels, and where the last number is 1
         self._sums = torch.zeros(_LENGTH, dtype=torch.int64)
@@ -85,7 +85,7 @@ class Agreement:
         self.silent: list[int] = []  # parameters that no rank has sent in the round before
         self.counted = 0  # parameters that there were in it
         self.incarnation = 0  # of the job that it was a round of
-        self.setting: str | None = None  # what else must be the same on all ranks
+        self.setting: Callable[[], str] | None = None  # what else must be the same on all ranks
 
     def begun(self) -> bool:
         """Whether a digest is in flight."""
@@ -97,10 +97,11 @@ class Agreement:
 
     def send(self, silent: list[int], names: Sequence[str], request: bool) -> None:
         """All but `silent` is in flight: send the digest."""
-        known = silent, len(names), number_of_set(self._process_set)
+        settings = self._settings()
+        known = silent, len(names), number_of_set(self._process_set), settings
         if self._known != known or self._request is None:
             left_out = set(silent)
-            sent = sorted([name for n, name in enumerate(names) if n not in left_out] + self._settings())
+            sent = sorted([name for n, name in enumerate(names) if n not in left_out] + settings)
             sums = summands(number_of(sent))
             self._mine.copy_(torch.tensor([[*sums, 0], [*sums, 1]]))
             self._request = _core.request(
@@ -135,21 +136,24 @@ class Agreement:
         self.partly = sorted(name for name in of_some if any(name not in theirs for _, (theirs, _) in everyone))
         unknown = sorted(name for name in of_some if any(name not in has for _, (_, has) in everyone))
         if unknown:
+            self.counted = 0
             self._refuse(unknown, everyone, set(has))
         lacking = [number for number in self.silent if names[number] in of_some]
         self.silent = [number for number in self.silent if names[number] not in of_some]
         return lacking
 
     def _settings(self) -> list[str]:
-        return [] if self.setting is None else [f"{_SETTING}{self.setting}"]
+        return [] if self.setting is None else [f"{SETTING}{self.setting()}"]
 
     def _refuse(self, unknown: list[str], everyone: list[tuple[int, list[list[str]]]], mine: set[str]) -> None:
         for name in unknown[len(self._unknown) :]:
-            if name in mine or name.startswith(_SETTING):  # ranks that have sent it wait for those that have not
+            if name in mine or name.startswith(SETTING):  # ranks that have sent it wait for those that have not
                 continue
             self._unknown.append(plain.allreduce_async_(torch.empty(_SHAPE), name=name, process_set=self._process_set))
         ranks, lists = [rank for rank, _ in everyone], [has for _, (_, has) in everyone]
         advice = "Wrap the same parameters, and call add_param_group with the same ones,"
+        if any(name.startswith(SETTING) for name in unknown):
+            advice = "Give the same compression and the same order of parameters, and load the same states,"
         text = differing_lists("DistributedOptimizer", lists, ranks, _shown, advice)
         raise mismatch("HVD301", text, lists, ranks)
 

@@ -38,6 +38,7 @@ from ...errors.codes import coded
 from ...errors.user_warning import warn
 from ...lifecycle.init import incarnations
 from ...ops import Adasum, Average, Sum, op_of
+from ...ops.wire import wire_compression
 from ...process_sets.process_set import ProcessSet, global_process_set
 from ...rendezvous import elastic_member
 from ...training.gradient_tracker import GradientTracker
@@ -125,9 +126,10 @@ def DistributedOptimizer(
         >>> weight.tolist()
         [3.5]
     """
+    if not shard and op in (Average, Sum):
+        compression = wire_compression(compression, Compression)
     chosen = _checked(optimizer, process_set, gradient_predivide_factor, op, compression)
-    in_buckets = isinstance(compression, choice.OF_BUCKETS)
-    choice.refuse(compression, Sum if isinstance(op, WeightedAverage) else chosen)
+    in_buckets = choice.in_buckets(compression, Sum if isinstance(op, WeightedAverage) else chosen)
     size, weighted = _core.size(), isinstance(op, WeightedAverage)
     GradientTracker(backward_passes_per_step)  # its check, for one rank as well
     pairs = named(optimizer, named_parameters)
@@ -196,10 +198,11 @@ def _checked(optimizer: Any, process_set: Any, gradient_predivide_factor: Any, o
     if gradient_predivide_factor != 1.0 and (weighted or chosen != Average):
         raise ValueError("gradient_predivide_factor not supported with op != Average: it needs op=hvd.Average [HVD224]")
     functions = callable(getattr(compression, "compress", None)) and callable(getattr(compression, "decompress", None))
-    if not functions and not isinstance(compression, choice.OF_BUCKETS):
+    if not functions and not choice.in_buckets(compression, Average):
         raise ValueError(
-            f"compression={compression!r} is not known: use hvd.Compression.none, fp16, bf16, int8 or int4, or a class "
-            "with the functions compress and decompress of a Compressor [HVD208]"
+            f"compression={compression!r} is not known: use hvd.Compression.none, fp16, bf16, int8 or int4, "
+            "hvd.PowerSGD(...), TopK(...) or Accordion(...), or a class with the functions compress and decompress of "
+            "a Compressor [HVD208]"
         )
     return chosen
 
