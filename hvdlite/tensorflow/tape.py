@@ -16,11 +16,14 @@ from typing import Any
 
 import tensorflow as tf
 
+from ..keras.quantized_lists import Residuals
 from ..ops import Average
 from ..ops.arguments import NoneCompressor
 from ..process_sets.process_set import ProcessSet, global_process_set
 from .initial_check import data_of_tapes
 from .reducer import Reducer
+
+_residuals: dict[ProcessSet, Residuals] = {}
 
 
 class _Distributed:
@@ -145,6 +148,8 @@ def DistributedGradientTape(
         process_set, scale_local_gradients,
     )  # fmt: skip
     tape._hvd.data = data_of_tapes(process_set)
+    if tape._hvd.lists is not None:  # each step makes a new tape
+        tape._hvd.lists.residuals = _residuals.setdefault(process_set, tape._hvd.lists.residuals)
     return tape
 
 
