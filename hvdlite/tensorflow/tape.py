@@ -106,7 +106,8 @@ def DistributedGradientTape(
 
     Args:
         gradtape (tf.GradientTape): the tape. It may still record.
-        compression (Compressor): the form in which gradients travel, such as ``hvd.Compression.fp16``. Default: none.
+        compression (Compressor): the form in which gradients travel, such as ``hvd.Compression.fp16``. With ``int8`` or
+            ``int4`` large ones are rounded between hosts. Default: none.
         op (int): ``hvd.Average`` (default), ``Sum`` or ``Adasum``, as in ``allreduce``.
         process_set (ProcessSet, optional): average over these ranks. On other ranks gradients stay local. Default: all.
         sparse_as_dense (bool): convert ``tf.IndexedSlices`` to dense tensors before they travel. Default: False, which

@@ -105,7 +105,8 @@ def allreduce(
         timeout (float or datetime.timedelta, optional): seconds until ``HvdTimeoutError``. None: no limit. Eager calls
             only, and not for ``IndexedSlices``. The collective goes on, and ``hvd.synchronize(error.handle)`` waits for
             it again and returns the result. The collective of the gradient has no limit.
-        compression (Compressor): the form in which the tensor travels, such as ``hvd.Compression.fp16``. Default: none.
+        compression (Compressor): the form in which the tensor travels, such as ``hvd.Compression.fp16``. ``int8`` and
+            ``int4`` round between hosts, and have no gradient. Default: none.
         prescale_factor (float): multiplies the tensor before the reduction. Default: 1.0.
         postscale_factor (float): multiplies the result. Default: 1.0.
         average (bool, optional): Horovod's old form of ``op``. True is Average, False is Sum. Do not give both.
