@@ -1,4 +1,4 @@
-"""Which gradients of a list travel in 8 or 4 bits, in which buckets, and what does rounding leave behind?
+"""Lists of gradients in 8 or 4 bits: which gradients are rounded, in which buckets, and what rounding leaves behind.
 
 `QuantizedLists` serves the reducers of TensorFlow and PyTorch: they bring addresses of float32 values. A bucket is one
 sum (../ops/quantized_sum.py). All are under way at once, and each is driven a step in turn, so that one is added up

@@ -1,7 +1,5 @@
-"""How do the ranks of a test seem to lie on several hosts? `with hosts_of(2):` two ranks on each, in a life of its own.
-
-For tests with @as_ranks. The plane is p2p: the others know where ranks really are.
-"""
+"""Pretended hosts: `with hosts_of(2):` the ranks of a test seem to lie on hosts of two ranks, in a life of its own.
+The plane is p2p: the others know where ranks really are."""
 
 import contextlib
 import os
@@ -10,16 +8,14 @@ import hvdlite as hvd
 
 
 @contextlib.contextmanager
-def hosts_of(ranks_each):
-    """A life of hvdlite on so many ranks on each host, and then one as before."""
-    rank, size = hvd.rank(), hvd.size()
-    before = dict(os.environ)
+def hosts_of(each):
+    """A life of hvdlite with so many ranks on each host, and then one as before."""
+    rank, size, before = hvd.rank(), hvd.size(), dict(os.environ)
     hvd.shutdown()
-    seat = {"LOCAL_RANK": rank % ranks_each, "LOCAL_SIZE": ranks_each}
-    seat.update(CROSS_RANK=rank // ranks_each, CROSS_SIZE=size // ranks_each)
+    seat = {"LOCAL_RANK": rank % each, "LOCAL_SIZE": each, "CROSS_RANK": rank // each, "CROSS_SIZE": size // each}
     for alias in ("HVDLITE", "HOROVOD"):
         os.environ.update({f"{alias}_{name}": str(value) for name, value in seat.items()})
-    os.environ.update(HVDLITE_HOST_ID=f"host {rank // ranks_each}", HVDLITE_PLANE="p2p")
+    os.environ.update(HVDLITE_HOST_ID=f"host {rank // each}", HVDLITE_PLANE="p2p")
     hvd.init()
     try:
         yield

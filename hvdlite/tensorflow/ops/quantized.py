@@ -1,4 +1,4 @@
-"""How do tensors of TensorFlow travel in 8 or 4 bits, eagerly and in a graph?
+"""Tensors of TensorFlow in 8 or 4 bits, eagerly and in a graph: single calls, and lists of gradients.
 
 A sum in 8 or 4 bits is a chain of collectives that Python drives (../../ops/quantized_sum.py), so in a graph it is a
 call of Python, which has its turn among the nodes that communicate. It waits there, and holds a thread of TensorFlow's
