@@ -21,10 +21,12 @@ from .types import finite_number as finite_number
 _check, _file_name, _guard, _has_folder = types.check, types.file_name, types.guard, types.has_folder
 _job, _key, _link_cost, _memory = types.job, types.key, types.link_cost, types.memory
 _power_of_two, _signal, _switch, _whole = types.power_of_two, types.signal_number, types.switch, types.whole
+_wire = types.wire
 
 OFF = ("off", "0", "")  # of HVDLITE_TRACE_DIR: no records
 DYNAMIC = "DYNAMIC"  # of HVDLITE_TIMELINE: room for one, begun later
 _SERVERS = "Number of servers that hold the tables of hvd.ps."
+_WIRE = "Compression of optimizers whose script names none: fp16, bf16, int8, int4; none."
 _CYCLES = "1: the timeline marks each vote of the ranks."
 
 
@@ -58,6 +60,7 @@ OPTIONS = (
     Option("servers", _whole, 0, _SERVERS, alias=None, flag="--servers", agreed=True, low=0, high=64),
     Option("ps_curve", _switch, True, "0: messages of hvd.ps are not encrypted.", alias=None, agreed=True),
     Option("wire_auth", _switch, False, "1: tensors are signed.", alias=None, flag="--wire-auth", agreed=True),
+    Option("wire", _wire, "none", _WIRE, alias=None, flag="--wire", agreed=True),
     Option(
         "fusion_threshold",
         _whole,

@@ -57,6 +57,7 @@ class Option(NamedTuple):
         return self.type is switch
 
 
+WIRES = ("none", "fp16", "bf16", "int8", "int4")  # compressors of hvd.Compression
 _SWITCH, _MEMORY, _GUARD = ("0", "1"), ("auto", "dev_shm"), ("off", "warn", "raise", "nan")
 
 
@@ -94,6 +95,10 @@ def guard(text: str) -> int:
 def check(text: str) -> str:
     words = ("off", "warn", "raise")
     return words[words.index(text)]
+
+
+def wire(text: str) -> str:
+    return WIRES[WIRES.index(text)]
 
 
 def file_name(text: str) -> str:
@@ -152,6 +157,7 @@ WANTED = {
     memory: "auto or dev_shm",
     guard: "off, warn, raise (or 1), or nan",
     check: "off, warn or raise",
+    wire: "none, fp16, bf16, int8 or int4",
     link_cost: "two numbers greater than zero, not beyond all measure, with a comma between, as in 50,8",
     key: "64 hexadecimal digits",
     job: "16 hexadecimal digits",

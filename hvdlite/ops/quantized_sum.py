@@ -27,6 +27,7 @@ from .arguments import Sum, full_name
 
 BLOCK: int = lib.HVD_QUANTIZED_BLOCK
 _UINT8, _FLOAT32 = _core.DTYPES["uint8"], _core.DTYPES["float32"]
+_LEAST = -(2**31)  # of priorities
 _NO_SHAPE = (0,) * 8  # as many dimensions as there can be
 _HEAD = struct.Struct("<QI")  # of each rank: elements, and a checksum of the counts
 # A row of the alltoall and the allgather, in bytes: a head fits in, and a block is some of them. Ranks with different
@@ -48,8 +49,9 @@ class Member(NamedTuple):
 class _Step(NamedTuple):
     """prepare: makes the request that comes next, of the one that has ended. refusals: what is sent if it fails."""
 
+    stage: int
     prepare: Callable[[Any], Any]
-    refusals: tuple[Callable[[Any], Any], ...]
+    refusals: tuple[_Step, ...] = ()
 
 
 def _address(memory: Any) -> int:
@@ -71,14 +73,16 @@ def _readable(error: Exception) -> Exception:
 class QuantizedSum:
     """One sum under way. `keep` holds the memory of the members. `priority`: as in `_core.request`.
 
-    All ranks of the set give members of the same counts, in the same order. `begin` sends the first request.
+    All ranks of the set give members of the same counts, in the same order; `identity`, too, is compared. `begin` sends
+    the first request, and so does the first `step`.
     """
 
     def __init__(
         self, bits: int, members: Sequence[Member], name: str | None, process_set: ProcessSet, keep: Any,
-        prescale: float = 1.0, factor: float = 1.0, priority: int = 0
+        prescale: float = 1.0, factor: float = 1.0, priority: int = 0, identity: str = ""
     ) -> None:  # fmt: skip
         levels = levels_of(process_set)
+        self._identity = identity
         self.ranks, self.name, self._full = process_set.ranks, name, full_name("allreduce.", name)
         self._last = None if name is None else f"broadcast.{name}.quantized"
         self._members, self._keep, self._prescale, self._priority = members, keep, prescale, priority
@@ -95,12 +99,13 @@ class QuantizedSum:
         leads = self._across is not None
         steps = []
         if self._inside is not None:
-            steps.append(_Step(self._pack, (self._refuse_across,) if leads else ()))
+            steps.append(_Step(0, self._pack, (_Step(1, self._refuse_across),) if leads else ()))
         if leads:
-            others = () if self._inside is None else (self._refuse_broadcast,)
-            steps += [_Step(self._encode, others), _Step(self._add, others)]
+            others = () if self._inside is None else (_Step(3, self._refuse_broadcast),)
+            steps += [_Step(1, self._encode, others), _Step(2, self._add, others)]
         if self._inside is not None:
-            steps.append(_Step(self._hand_out, ()))
+            steps.append(_Step(3, self._hand_out))
+        self.stage = 0  # of the request in flight, the same on all ranks that have a part in it
         # What follows; the request that is to be sent, the one before it, and its successor, which may be in flight.
         self._state: tuple[Any, ...] = (tuple(steps), None, None, None, ())
 
@@ -127,9 +132,7 @@ class QuantizedSum:
 
     def begin(self) -> QuantizedSum:
         """Send the first request. Never waits for another rank."""
-        if self._state[3] is None:
-            self._prepare(None)
-        self._launch()
+        self.step(block=False)
         return self
 
     def refuse(self) -> QuantizedSum:
@@ -137,11 +140,12 @@ class QuantizedSum:
         steps, *_, pending, _ = self._state
         if pending is None:
             first = self._refuse_across if self._inside is None else self._refuse_inside
-            self._state = ((_Step(first, steps[0].refusals),), None, None, None, ())
+            self._state = ((_Step(0, first, steps[0].refusals),), None, None, None, ())
         return self.begin()
 
     def _prepare(self, ended: Any) -> None:
         (step, *rest), *_ = self._state
+        self.stage = step.stage
         self._state = (tuple(rest), step.prepare(ended), ended, None, step.refusals)
 
     def _launch(self) -> None:
@@ -159,6 +163,9 @@ class QuantizedSum:
     def step(self, block: bool = True) -> bool:
         """Go on to the next request; whether that was possible, always if it may block. Raises nothing that `wait`
         would raise."""
+        rest, request, _, pending, refusals = self._state
+        if rest and request is None and pending is None:
+            self._prepare(None)
         self._launch()
         rest, _, _, pending, refusals = self._state
         if pending is None or not (block or pending.done()):
@@ -166,7 +173,7 @@ class QuantizedSum:
         error = pending.ended()
         if error is not None:
             self._error = self._error or _readable(error)
-            rest = tuple(_Step(each, ()) for each in refusals) if isinstance(error, HvdMismatchError) else ()
+            rest = refusals if isinstance(error, HvdMismatchError) else ()
             self._state = (rest, None, None, pending, ())
         try:
             if not rest:
@@ -190,7 +197,7 @@ class QuantizedSum:
 
     def over(self) -> bool:
         """Whether nothing of it is in flight or to be sent."""
-        return self._state[3] is None and self._state[1] is None
+        return self._state[0] == () and self._state[1] is None and self._state[3] is None
 
     def done(self) -> bool:
         """Whether `wait` would return or raise at once. Goes on as far as that needs no waiting."""
@@ -219,10 +226,19 @@ class QuantizedSum:
         return self._request(_core.REDUCE, _FLOAT32, self._full, _NO_SHAPE, self._inside), 0, 0, None
 
     def _refuse_across(self, _: Any) -> Any:
-        return self._request(_core.ALLTOALL, _UINT8, self._full, _NO_SHAPE, self._across), 0, 0, None
+        shape, priority = ((0, self._row), _LEAST) if self._missed() else (_NO_SHAPE, 0)
+        request = self._request(_core.ALLTOALL, _UINT8, self._full, shape, self._across, priority=priority)
+        return request, 0, 0, None
 
     def _refuse_broadcast(self, _: Any) -> Any:
-        return self._request(_core.BROADCAST, _FLOAT32, self._last, _NO_SHAPE, self._inside), 0, 0, None
+        shape, priority = ((self._total,), _LEAST) if self._missed() else (_NO_SHAPE, 0)
+        request = self._request(_core.BROADCAST, _FLOAT32, self._last, shape, self._inside, priority=priority)
+        address = _address(self._flat)
+        return request, address, address, self._flat
+
+    def _missed(self) -> bool:
+        """Whether the ranks disagree on a priority, by which an optimizer reports a missed step: others learn that."""
+        return str(_LEAST) in str(self._error)
 
     def _pack(self, _: Any) -> Any:
         at = 0
@@ -257,7 +273,7 @@ class QuantizedSum:
             lib.hvd_quantized_sum(self._job, self._out, ffi.cast("unsigned char *", came.address), self._sums)
         rows = mine + 1 if fits else 1  # else some rank has another count: the heads say so to all
         head = self._sums + (rows - 1) * self._row
-        counts = ",".join(str(member.elements) for member in self._members)
+        counts = ",".join([*(str(member.elements) for member in self._members), self._identity])
         ffi.memmove(head, _HEAD.pack(self._total, zlib.crc32(counts.encode())).ljust(self._row, b"\0"), self._row)
         name = None if self.name is None else f"allgather.{self.name}.quantized"
         request = self._request(_core.ALLGATHER, _UINT8, name, (rows, self._row), self._across)
@@ -297,7 +313,7 @@ class QuantizedSum:
         of = "" if self.name is None else f" of {self.name!r}"
         return HvdMismatchError(
             f"compression: the ranks give different tensors{of}: rank {self.ranks[0]} gives {heads[0][0]} elements, "
-            f"another one {heads[other][0]}. Give tensors of the same shapes on all ranks [HVD301]"
+            f"another one {heads[other][0]}, and shapes or order differ. Give the same tensors on all ranks [HVD301]"
         )
 
     def stats(self) -> list[tuple[tuple[float, float, int], tuple[float, float, int]]]:

@@ -39,7 +39,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--plan", metavar="NAME|FILE", help="algorithm of hvdlite-plan instead of the core's")
     parser.add_argument("--fusion-mb", metavar="MB,MB", help="fusion thresholds in MB; default: as recorded")
-    parser.add_argument("--wire", default="none", metavar="W,W", help="compression of tensors: none, fp16, bf16")
+    parser.add_argument(
+        "--wire", default="none", metavar="W,W", help="compression of tensors: none, fp16, bf16, int8, int4"
+    )
     parser.add_argument("--batch", default="1x", metavar="X,X", help="multiples of the recorded batch, as 1x,2x")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
     parser.add_argument("--timeline", metavar="FILE", help="write the last row's first steps for ui.perfetto.dev")

@@ -14,6 +14,7 @@ import torch
 from ..process_sets.process_set import ProcessSet, global_process_set
 from ..training.consistency import Bits, Leaf, compare, leaves_of, named_leaves
 from . import storage_check
+from .compressed.residuals import without
 from .state_broadcast import module_tensors
 
 
@@ -57,7 +58,7 @@ def _leaves(model: Any, optimizer: Any) -> list[Leaf]:
         options = [{key: each[key] for key in each if key != "params"} for each in optimizer.param_groups]
         leaves += leaves_of(options, "optimizer", "of optimizer")
     elif optimizer is not None:
-        leaves += leaves_of(optimizer.state_dict(), "optimizer", "of optimizer")
+        leaves += leaves_of(without(optimizer.state_dict()), "optimizer", "of optimizer")
     for leaf in leaves:
         if isinstance(leaf.value, torch.Tensor):
             _check(leaf.name, leaf.value)

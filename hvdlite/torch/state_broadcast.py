@@ -24,6 +24,7 @@ from ..ops.objects import allgather_object, broadcast_object
 from ..process_sets.process_set import ProcessSet, global_process_set
 from ..training.consistency import require_equal
 from . import storage_check
+from .compressed.residuals import without
 from .ops import plain
 from .parameter_names import labels_of, moved, remember
 
@@ -206,7 +207,9 @@ def broadcast_optimizer_state(
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     advice = "Give the optimizer the same parameter groups, in the same order unless their parameters have names,"
     require_same(caller, list(zip(labels, parameters)), process_set, advice)
-    theirs, state = broadcast_structure(lambda: (labels, optimizer.state_dict()), root_rank, caller, process_set)
+    theirs, state = broadcast_structure(
+        lambda: (labels, without(optimizer.state_dict())), root_rank, caller, process_set
+    )
     if not _core.is_root(root_rank):
         state = moved(state, theirs, labels)
         optimizer.load_state_dict(state)

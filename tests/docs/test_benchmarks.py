@@ -124,6 +124,17 @@ def test_tcp_between_hosts_is_measured_beside_a_raw_stream():
         assert re.search(rf"{size} hvdlite +\d+ us .* of raw", done.stdout), done.stdout
 
 
+@needs_hosts
+@pytest.mark.skipif(not EVERYTHING, reason="tests/run everything")
+def test_int8_and_int4_are_measured_between_hosts_beside_float32():
+    pytest.importorskip("torch")
+    words = [sys.executable, str(BENCHMARKS / "quantized_links.py"), "--rounds", "1", "--only", "2 hosts, 1 Gbit/s"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=SECONDS)
+    assert done.returncode == 0, done.stdout + done.stderr
+    for form in ("none", "fp16", "int8", "int4", "gloo", "ddp powersgd"):
+        assert re.search(rf"^  {form} +\d+\.\d ms .* \d\.\d+x", done.stdout, re.MULTILINE), done.stdout
+
+
 def test_the_plane_is_measured_in_c_in_every_dtype():
     programs = importlib.import_module("programs")
     for dtype in ("float32", "bfloat16", "float16"):

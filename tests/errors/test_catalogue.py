@@ -155,6 +155,7 @@ EXEMPT = {  # (file, function or class.function): reason
     ("hvdlite/trace/report/read.py", "RankFile._step"): QUOTED,
     ("hvdlite/lifecycle/init.py", "_init: print"): "notes of config, which have a code where they tell a trouble",
     ("hvdlite/autotune/tuner.py", "note: print"): NOTICE,
+    ("hvdlite/ops/wire.py", "wire_compression: print"): NOTICE,
     ("hvdlite/metrics/aggregator.py", "_opened: print"): NOTICE,
     ("hvdlite/trace/analyze.py", "run: print"): OTHERS,
     ("hvdlite/plan/cli.py", "main: print"): OTHERS,

@@ -121,6 +121,27 @@ def test_a_step_is_what_the_formula_of_its_medium_says(tmp_path, n, medium):
     assert job.step(n, medium=medium, wire="fp16").ms == pytest.approx(want, rel=1e-3)
 
 
+@pytest.mark.parametrize("wire, share", [("int8", 260 / 1024), ("int4", 132 / 1024)])
+def test_int8_and_int4_make_fewer_bytes_between_hosts_alone(tmp_path, wire, share):
+    """By hand: fewer bytes over the link, 0.3 ns of coding a byte, one agreement more, three with a reduce inside."""
+    size = 3 << 20
+    job = predict.load(write(tmp_path / "r"))
+    for n in (2, 16):
+        said = job.step(n, wire=wire, link="1gbit,100us")
+        late = 0.2 + 2 * (n - 2) * 5e-3  # each further host costs two messages of 5 us
+        bytes_ms = (2 * (n - 1) / n * 8e-6 * share + 0.3e-6) * size
+        assert said.ms == pytest.approx(20 + late + bytes_ms + 5, rel=1e-3)
+        assert said.confidence == "low" and "0.3 ns for each byte of float32: not measured" in said.notes[-1]
+        assert said.ms < job.step(n, wire="fp16", link="1gbit,100us").ms
+    memory = predict.load(write(tmp_path / "shm", apart=False))
+    memory.recording.rounds[:, 0] = 0.5 * MS
+    inside, alone = 1 + 2e-6 * size, memory.step(2, wire=wire)
+    assert alone.ms == memory.step(2).ms and "changes nothing on one host" in alone.notes[-1]
+    whole, small = (memory.step(4, hosts=2, link="1GB/s,100us", wire=each) for each in ("none", wire))
+    assert whole.ms - small.ms == pytest.approx((1 - share - 0.3) * 1e-6 * size - 3 * 0.5, abs=0.02)
+    assert small.ms == pytest.approx(20 + 4 * 0.5 + inside + 0.2 + (share + 0.3) * 1e-6 * size + 5, rel=1e-3)
+
+
 def test_other_networks_other_layouts_other_batches_and_late_ranks(tmp_path):
     job = predict.load(write(tmp_path / "r"))
     said = job.step(4, link="1GB/s,100us")  # 2 alpha and 2 (n - 1) / n ns a byte
@@ -283,10 +304,11 @@ def test_a_timeline_that_was_cut_or_has_lost_events_counts_as_far_as_it_goes(tmp
 @pytest.mark.parametrize(
     "words",
     [
-        ("--ranks", "0"), ("--ranks", "2.5"), ("--ranks", "many"), ("--wire", "int8"), ("--link", "25gbit"),
+        ("--ranks", "0"), ("--ranks", "2.5"), ("--ranks", "many"), ("--wire", "int2"), ("--link", "25gbit"),
         ("--link", "0gbit,1us"), ("--link", "25gbit,20miles"), ("--batch", "-1"), ("--fusion-mb", "x"),
         ("--hosts", "0"), ("--plan", "ring"), ("--ranks", "20000"), ("--ranks", "inf"),
         ("--hosts", "1", "--link", "1gbit,1us"), ("--plan", "ring", "--hosts", "2", "--link", "1gbit,1us"),
+        ("--plan", "ring", "--link", "1gbit,1us", "--wire", "int8"),
     ],
 )  # fmt: skip
 def test_words_that_cannot_be_are_refused(tmp_path, capsys, words):

@@ -24,6 +24,7 @@ from ...elastic.state_form import of_same_names
 from ...errors import HvdStateError
 from ...ops.objects import allgather_object, broadcast_object
 from ...rendezvous import elastic_member
+from ..compressed.residuals import without
 from ..device import settled
 from ..state_broadcast import broadcast_optimizer_state, broadcast_parameters
 from . import partial_step
@@ -85,13 +86,13 @@ class StateDictHandler(StateHandler):
         self.save()
 
     def save(self) -> None:
-        self._saved = copy.deepcopy(self.value.state_dict())
+        self._saved = copy.deepcopy(without(self.value.state_dict()))
 
     def restore(self) -> None:
         self.value.load_state_dict(copy.deepcopy(self._saved))
 
     def sync(self) -> None:
-        self.value.load_state_dict(broadcast_object(self.value.state_dict()))
+        self.value.load_state_dict(broadcast_object(without(self.value.state_dict())))
 
     def saved(self) -> Any:
         moved = _on_cpu(self._saved)

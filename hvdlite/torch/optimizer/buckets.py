@@ -28,6 +28,8 @@ _MB = 1 << 20
 class Carrier:
     """Decides which gradients travel together. Here nothing is held back."""
 
+    compresses = keeps = False  # gradients; what compression has lost
+
     def __init__(self, exchange: Exchange) -> None:
         self.exchange = exchange
 
@@ -64,8 +66,24 @@ class Carrier:
         for number in numbers:
             yield (number,), send_skip(self.exchange.wire, number)
 
+    def over(self) -> None:
+        """The round is over on all ranks, well or not."""
+
     def forget(self) -> None:
         """All ranks go back to a commit: nothing is held back, and nothing is agreed."""
+
+    def scaled_by(self, scaler: Any) -> None:
+        """A GradScaler has multiplied the loss. Of a carrier that `keeps` residuals, as what follows."""
+
+    def kept(self) -> dict[str, Any]:
+        """The residuals, for a state_dict."""
+        return {}
+
+    def keep(self, state: Any) -> None:
+        """What `kept` has returned on this rank, or None."""
+
+    def collect(self, root_rank: int) -> None:
+        """Move all ranks' residuals to one of them. Collective."""
 
 
 class EachAlone(Carrier):

@@ -53,6 +53,7 @@ def warn_of_ddp(parameters: Iterable[torch.Tensor]) -> None:
         )
 
 
+_SETTING = "compression="
 _LENGTH = len(summands(0)) + 1
 _SHAPE = (0,) * 7  # of what ends the wait for a gradient that this rank does not know: no gradient has it
 
@@ -82,6 +83,9 @@ class Agreement:
         self.requested = False  # a rank requests a comparison in this round
         self.partly: list[str] = []  # parameters that some ranks only send in this round
         self.silent: list[int] = []  # parameters that no rank has sent in the round before
+        self.counted = 0  # parameters that there were in it
+        self.incarnation = 0  # of the job that it was a round of
+        self.setting: str | None = None  # what else must be the same on all ranks
 
     def begun(self) -> bool:
         """Whether a digest is in flight."""
@@ -96,14 +100,15 @@ class Agreement:
         known = silent, len(names), number_of_set(self._process_set)
         if self._known != known or self._request is None:
             left_out = set(silent)
-            sums = summands(number_of(sorted(name for n, name in enumerate(names) if n not in left_out)))
+            sent = sorted([name for n, name in enumerate(names) if n not in left_out] + self._settings())
+            sums = summands(number_of(sent))
             self._mine.copy_(torch.tensor([[*sums, 0], [*sums, 1]]))
             self._request = _core.request(
                 _core.ALLREDUCE, Sum, _core.DTYPES["int64"], full_name("allreduce.", "optimizer.round" + self._suffix),
                 (_LENGTH,), process_set=known[2],
             )  # fmt: skip
             self._known, self._equal = known, []
-        self.silent = silent
+        self.silent, self.counted, self.incarnation = silent, len(names), incarnations()
         self._pending = _core.Pending(self._request)  # known before it starts: a signal handler may raise right after
         self._pending.start(self._addresses[request], self._addresses[2], _core.QUIET, (self._mine, self._sums))
 
@@ -123,20 +128,24 @@ class Agreement:
             self._equal = [] if self.requested else sums
             return []
         left_out = set(self.silent)
-        sent = [name for number, name in enumerate(names) if number not in left_out]
-        everyone = [(rank, json.loads(text)) for rank, text in self._names.wait(json.dumps([sent, list(names)]))]
+        sent = [name for number, name in enumerate(names) if number not in left_out] + self._settings()
+        has = [*names, *self._settings()]
+        everyone = [(rank, json.loads(text)) for rank, text in self._names.wait(json.dumps([sent, has]))]
         of_some = {name for _, (theirs, _) in everyone for name in theirs}
         self.partly = sorted(name for name in of_some if any(name not in theirs for _, (theirs, _) in everyone))
         unknown = sorted(name for name in of_some if any(name not in has for _, (_, has) in everyone))
         if unknown:
-            self._refuse(unknown, everyone, set(names))
+            self._refuse(unknown, everyone, set(has))
         lacking = [number for number in self.silent if names[number] in of_some]
         self.silent = [number for number in self.silent if names[number] not in of_some]
         return lacking
 
+    def _settings(self) -> list[str]:
+        return [] if self.setting is None else [f"{_SETTING}{self.setting}"]
+
     def _refuse(self, unknown: list[str], everyone: list[tuple[int, list[list[str]]]], mine: set[str]) -> None:
         for name in unknown[len(self._unknown) :]:
-            if name in mine:  # ranks that have sent it wait for those that have not
+            if name in mine or name.startswith(_SETTING):  # ranks that have sent it wait for those that have not
                 continue
             self._unknown.append(plain.allreduce_async_(torch.empty(_SHAPE), name=name, process_set=self._process_set))
         ranks, lists = [rank for rank, _ in everyone], [has for _, (_, has) in everyone]

@@ -37,11 +37,12 @@ from ... import _core
 from ...errors.codes import coded
 from ...errors.user_warning import warn
 from ...lifecycle.init import incarnations
-from ...ops import Adasum, Average, op_of
+from ...ops import Adasum, Average, Sum, op_of
 from ...process_sets.process_set import ProcessSet, global_process_set
 from ...rendezvous import elastic_member
 from ...training.gradient_tracker import GradientTracker
 from .. import storage_check
+from ..compressed import choice
 from ..compression import Compression
 from . import sharded
 from .averages import Combination, WeightedAverage
@@ -82,7 +83,8 @@ def DistributedOptimizer(
         optimizer (torch.optim.Optimizer): the optimizer to wrap.
         named_parameters (iterable of (str, tensor), optional): usually ``model.named_parameters()``; the same names on
             all ranks. Default: parameters are matched by their places in the optimizer.
-        compression (Compressor): form in which gradients travel. Default: ``Compression.none``.
+        compression (Compressor): form in which gradients travel. ``Compression.int8`` and ``Compression.int4`` round
+            between hosts only, and from the second step on. Default: ``Compression.none``.
         backward_passes_per_step (int): backward passes whose gradients are summed before they travel. Default: 1.
         op (int or WeightedAverage): ``Average``, ``Sum``, ``Min``, ``Max``, ``Product``, ``Adasum`` or a
             ``WeightedAverage``. Default: ``Average``.
@@ -124,6 +126,8 @@ def DistributedOptimizer(
         [3.5]
     """
     chosen = _checked(optimizer, process_set, gradient_predivide_factor, op, compression)
+    in_buckets = isinstance(compression, choice.OF_BUCKETS)
+    choice.refuse(compression, Sum if isinstance(op, WeightedAverage) else chosen)
     size, weighted = _core.size(), isinstance(op, WeightedAverage)
     GradientTracker(backward_passes_per_step)  # its check, for one rank as well
     pairs = named(optimizer, named_parameters)
@@ -152,7 +156,7 @@ def DistributedOptimizer(
         return wrapped
 
     def wire_of(kind: type[Wire]) -> Any:
-        bare, dense = compression is Compression.none, bool(sparse_as_dense)
+        bare, dense = in_buckets or compression is Compression.none, bool(sparse_as_dense)
         return kind(chosen, gradient_predivide_factor, compression, process_set, serial, bare, dense)
 
     methods = (Distributed,) if sharding is None or alone else (sharded.ShardedMethods, sharded.StepOnShards)
@@ -165,7 +169,9 @@ def DistributedOptimizer(
         exchange = Exchange(wire, backward_passes_per_step)
         for parameter, name in pairs:
             exchange.add(parameter, name)
-        if members:
+        if in_buckets:
+            exchange.carrier = choice.carrier_of(compression, exchange)
+        elif members:
             exchange.carrier = InGroups(exchange, members)
         wrapped.__dict__["_hvd"] = exchange
         wire.start.optimizer = weakref.ref(wrapped)
@@ -189,9 +195,11 @@ def _checked(optimizer: Any, process_set: Any, gradient_predivide_factor: Any, o
     chosen: Any = op if weighted else op_of(None, op)  # type: ignore[arg-type]
     if gradient_predivide_factor != 1.0 and (weighted or chosen != Average):
         raise ValueError("gradient_predivide_factor not supported with op != Average: it needs op=hvd.Average [HVD224]")
-    if not (callable(getattr(compression, "compress", None)) and callable(getattr(compression, "decompress", None))):
+    functions = callable(getattr(compression, "compress", None)) and callable(getattr(compression, "decompress", None))
+    if not functions and not isinstance(compression, choice.OF_BUCKETS):
         raise ValueError(
-            f"compression={compression!r} must have the functions compress and decompress of a Compressor [HVD208]"
+            f"compression={compression!r} is not known: use hvd.Compression.none, fp16, bf16, int8 or int4, or a class "
+            "with the functions compress and decompress of a Compressor [HVD208]"
         )
     return chosen
 

@@ -145,7 +145,7 @@ class Wire:
         if self.uncompressed and self.shares is None and number not in self.known_sparse:
             arrive: Callable[[torch.Tensor], Any] | None = None
             mine = gradient
-            if self._is_borrowed(number, gradient):
+            if self.is_borrowed(number, gradient):
                 mine, arrive = gradient.detach().clone(), gradient.copy_
             return Flight((number,), plain.allreduce_async_(mine, name=self.names[number], **settings), arrive)
         packed, unpack = self._pack(number, gradient)
@@ -176,7 +176,7 @@ class Wire:
         known = self._stay.get(number)
         return is_shared(gradient) and (known is None or known() is not gradient)
 
-    def _is_borrowed(self, number: int, gradient: torch.Tensor) -> bool:
+    def is_borrowed(self, number: int, gradient: torch.Tensor) -> bool:
         """Whether this memory may be needed elsewhere until the round completes."""
         borrowed = self._will_be_borrowed(number, gradient)
         if borrowed:
@@ -242,7 +242,7 @@ class Wire:
     def _pack(self, number: int, gradient: torch.Tensor) -> tuple[torch.Tensor, Callable[[torch.Tensor], None]]:
         """What travels for a dense gradient, and what to do with the result."""
         dims = self.known_sparse.get(number)  # it was made dense to travel
-        tensor = self._weighted(gradient.detach().clone() if self._is_borrowed(number, gradient) else gradient)
+        tensor = self._weighted(gradient.detach().clone() if self.is_borrowed(number, gradient) else gradient)
         packed, ctx = (tensor, None) if self.uncompressed else self.compression.compress(tensor)
         if not isinstance(packed, torch.Tensor):
             raise TypeError(
@@ -255,7 +255,7 @@ class Wire:
             out = result if self.uncompressed else self.compression.decompress(result, ctx)
             if self.shares is not None:
                 if not shared or result is not gradient:
-                    shared[:] = [self._shared(out)]
+                    shared[:] = [self.shared(out)]
                 out = shared[0]
             if out is not gradient:
                 gradient.copy_(out)
@@ -272,7 +272,7 @@ class Wire:
             return gradient
         return gradient.float().mul_(mine) if gradient.dtype in _NARROW else gradient * mine
 
-    def _shared(self, result: torch.Tensor) -> torch.Tensor:
+    def shared(self, result: torch.Tensor) -> torch.Tensor:
         """The sum divided by the sum of weights; the average over all as one over active ranks. Nothing is changed in
         its place: a caller that is interrupted does it again."""
         assert self.shares is not None

@@ -20,6 +20,7 @@ from ... import autotune, metrics
 from ...errors.user_warning import warn
 from ...ops import Average, Sum
 from ...training.gradient_tracker import GradientTracker
+from ..compressed.residuals import KEY, without
 from ..ops import plain
 from .averages import Combination
 from .buckets import InBuckets
@@ -93,6 +94,8 @@ class Distributed(Copyless):
     def param_groups(self) -> list[dict[str, Any]]:
         """The parameter groups. GradScaler, which looks for infinities in them, finds averaged gradients always."""
         exchange: Any = self._hvd
+        if exchange is not None and exchange.carrier.keeps and called_by_grad_scaler():
+            exchange.carrier.scaled_by(sys._getframe(1).f_locals.get("self"))
         due = exchange is not None and (not exchange.tracker.complete or exchange.behind) and not exchange.skipping
         if due and called_by_grad_scaler():
             exchange.complete()
@@ -268,11 +271,36 @@ class Distributed(Copyless):
             self._hvd.restart()
         super().zero_grad(*args, **kwargs)  # type: ignore[misc]
 
+    def state_dict(self) -> dict[str, Any]:
+        """The original's state_dict. With compression that keeps residuals, these are under ``"hvdlite"``."""
+        state: dict[str, Any] = super().state_dict()  # type: ignore[misc]
+        if self._hvd is not None and self._hvd.carrier.keeps:
+            state[KEY] = self._hvd.carrier.kept()
+        return state
+
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """The original's load_state_dict; backward passes are counted anew."""
         if self._hvd is not None:
             self._hvd.restart(drop=True)
-        super().load_state_dict(state_dict)  # type: ignore[misc]
+        super().load_state_dict(without(state_dict))  # type: ignore[misc]
+        if self._hvd is not None and self._hvd.carrier.keeps:
+            self._hvd.carrier.keep(state_dict.get(KEY))
+
+    def collect_residuals(self, root_rank: int = 0) -> None:
+        """Add up on one rank what compression has lost on all ranks. The others begin with zeros.
+
+        Call it on all ranks before a checkpoint that one rank saves for all. Without compression it does nothing.
+
+        Args:
+            root_rank (int): global rank that keeps the sum. Default: 0.
+
+        Raises:
+            HvdPeerLostError: if a rank dies or leaves the job.
+        """
+        if self._hvd is not None and self._hvd.carrier.keeps:
+            if self._hvd.tracker.in_flight():
+                self._hvd.finish()
+            self._hvd.carrier.collect(root_rank)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """The original's add_param_group; the new parameters are averaged, too, under numbered names."""
@@ -352,7 +380,8 @@ class Distributed(Copyless):
             return
         if isinstance(self._hvd.carrier, InBuckets):
             raise RuntimeError("register_comm_hook can only be called once for an optimizer [HVD227]")
-        if not self._hvd.wire.uncompressed or self._hvd.wire.weights is not None:
+        compressed = self._hvd.carrier.compresses or not self._hvd.wire.uncompressed
+        if compressed or self._hvd.wire.weights is not None:
             raise ValueError("a comm hook replaces op and compression: leave them at their defaults [HVD227]")
         self._hvd.restart()
         self._hvd.carrier = InBuckets(self._hvd, state, hook, bucket_cap_mb)

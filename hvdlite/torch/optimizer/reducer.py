@@ -208,6 +208,7 @@ class Exchange(Skipping):
             self._closed(backward)
 
     def _over(self, calm: bool) -> None:
+        self.carrier.over()
         self.order.round_over()
         self.hooks.round_over(calm and self._plain)
         self._plain, self._first_pass = True, True
