@@ -11,12 +11,14 @@ rank and job: a variable of another shape, or a job of other ranks, begins at ze
 from __future__ import annotations
 
 import math
+import sys
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from .. import _core
 from ..lifecycle.init import incarnations
 from ..ops.arguments import Average
 from ..ops.quantized import Quantized
@@ -26,6 +28,7 @@ from ..process_sets.process_set import ProcessSet
 from ..rendezvous import elastic_member
 
 _BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
+_told: list[None] = []  # whether this process has
 
 
 class Entry(NamedTuple):
@@ -80,8 +83,15 @@ class QuantizedLists:
         self.residuals = Residuals()
 
     def matters(self) -> bool:
-        """Whether ranks are on several hosts, or may be while a graph that is made now lives."""
-        return hosts_in(self.process_set) > 1 or elastic_member.is_elastic()
+        """Whether ranks are on several hosts, or may be while a graph that is made now lives. Rank 0 says so if not."""
+        if hosts_in(self.process_set) > 1 or elastic_member.is_elastic():
+            return True
+        if not _told:
+            _told.append(None)
+            if _core.rank() == self.process_set.ranks[0]:
+                line = f"compression={self.compression!r}: all ranks are on one host, so gradients travel as they are"
+                print(f"hvdlite: {line}", file=sys.stderr, flush=True)
+        return False
 
     def mark(self, dtype: str, elements: int | None) -> str:
         """What lists of gradients, which ranks compare, say of one that is rounded; empty: it travels as it is."""

@@ -11,7 +11,7 @@ import tempfile
 import keras
 import numpy as np
 import pytest
-from pretended import hosts_of
+from pretended_hosts import pretend
 
 import hvdlite.keras as hvd
 
@@ -91,10 +91,11 @@ def the_rest():
 
 
 def program(each):
-    with hosts_of(each):
-        steps(MODES if each == 1 else MODES[-1:])
-        if each == 1:
-            the_rest()
+    pretend(each)
+    steps(MODES if each == 1 else MODES[-1:])
+    if each == 1:
+        the_rest()
+    pretend(hvd.size())
     for mode in MODES:  # on one host nothing is rounded
         plain, same = fresh(SHAPE, SHAPE)
         stepping(mode, plain)[1]()
