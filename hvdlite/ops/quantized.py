@@ -2,6 +2,8 @@
 
 `Quantized` is the value of the argument. An optimizer makes its own exchanges of it; here are the calls that return
 tensors at once. Rounding is worth its cost between hosts only: on one host tensors travel as they are.
+
+A graph of TensorFlow is made before there are values, so `check_call` says by itself what a call cannot be.
 """
 
 from __future__ import annotations
@@ -29,11 +31,13 @@ class Quantized:
     infinity becomes NaN on all ranks. Inside a host, tensors travel as they are. Call it to change an option.
 
     Args:
-        bits (int): 8 or 4.
         feedback (bool, optional): keep what rounding has lost on this rank, and add it to what is sent the next time.
             Default: True for optimizers, False for single calls, where it needs a ``name``.
         least_bytes (int): gradients of fewer bytes travel as they are. Single calls always compress. Default: 16384.
         bucket_mb (float): most MiB of gradients that travel together. Default: 25.
+
+    Returns:
+        Quantized: the same compression with other options.
 
     Raises:
         ValueError: for an invalid value.
@@ -41,8 +45,6 @@ class Quantized:
     Example:
         >>> hvd.Compression.int8, hvd.Compression.int4(feedback=False).feedback
         (Compression.int8, False)
-        >>> hvd.allreduce(np.float32([1, 2]), compression=hvd.Compression.int8).tolist()
-        [1.0, 2.0]
     """
 
     def __init__(
