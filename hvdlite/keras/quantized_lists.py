@@ -28,7 +28,7 @@ from ..process_sets.process_set import ProcessSet
 from ..rendezvous import elastic_member
 
 _BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
-_told: list[None] = []  # whether this process has
+_announced: list[None] = []  # whether this process has said so
 
 
 class Entry(NamedTuple):
@@ -86,8 +86,8 @@ class QuantizedLists:
         """Whether ranks are on several hosts, or may be while a graph that is made now lives. Rank 0 says so if not."""
         if hosts_in(self.process_set) > 1 or elastic_member.is_elastic():
             return True
-        if not _told:
-            _told.append(None)
+        if not _announced:
+            _announced.append(None)
             if _core.rank() == self.process_set.ranks[0]:
                 line = f"compression={self.compression!r}: all ranks are on one host, so gradients travel as they are"
                 print(f"hvdlite: {line}", file=sys.stderr, flush=True)
