@@ -52,7 +52,8 @@ def allreduce(
         value: a tensor of the backend, an array or a number. Shape and dtype are the same on all ranks.
         op (int, optional): ``hvd.Average`` (default), ``Sum``, ``Adasum``, ``Min``, ``Max`` or ``Product``.
         name (str, optional): the same on all ranks. Calls without a name are matched by their order.
-        compression (Compressor): the form in which the tensor travels, such as ``hvd.Compression.fp16``. Default: none.
+        compression (Compressor): the form in which the tensor travels, such as ``hvd.Compression.fp16``. ``int8`` and
+            ``int4`` round between hosts, and have no gradient. Default: none.
         prescale_factor (float): multiplies the tensor before the reduction. Default: 1.0.
         postscale_factor (float): multiplies the result. Default: 1.0.
         average (bool, optional): Horovod's old form of ``op``. True is Average, False is Sum. Do not give both.

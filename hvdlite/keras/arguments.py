@@ -11,6 +11,7 @@ from __future__ import annotations
 from numbers import Real
 from typing import Any
 
+from ..ops.quantized import Quantized
 from ..process_sets.process_set import ProcessSet, number_of
 from .backend import keras
 
@@ -24,10 +25,11 @@ def check_process_set(process_set: Any) -> None:
 def check_terms(compression: Any, gradient_predivide_factor: Any, process_set: Any) -> None:
     """TypeError or ValueError for what cannot be an optimizer's or a tape's."""
     check_process_set(process_set)
-    if not all(callable(getattr(compression, name, None)) for name in ("compress", "decompress")):
+    known = isinstance(compression, Quantized)
+    if not known and not all(callable(getattr(compression, name, None)) for name in ("compress", "decompress")):
         raise TypeError(
-            "compression must be hvd.Compression.none, .fp16, .bf16 or a class with compress and decompress, "
-            f"not {compression!r} [HVD208]"
+            "compression must be hvd.Compression.none, .fp16, .bf16, .int8, .int4 or a class with compress and "
+            f"decompress, not {compression!r} [HVD208]"
         )
     factor = gradient_predivide_factor
     if not isinstance(factor, Real) or isinstance(factor, bool) or not float(factor) > 0:

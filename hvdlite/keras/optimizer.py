@@ -127,7 +127,8 @@ def DistributedOptimizer(
 
     Args:
         optimizer (keras.optimizers.Optimizer): the optimizer.
-        compression (Compressor): the form in which gradients travel, such as ``hvd.Compression.fp16``. Default: none.
+        compression (Compressor): the form in which gradients travel, such as ``hvd.Compression.fp16``. With ``int8`` or
+            ``int4`` large ones are rounded between hosts. Their feedback begins at zero after a load. Default: none.
         op (int): ``hvd.Average`` (default), ``Sum`` or ``Adasum``.
         backward_passes_per_step (int): add up the gradients of this many calls, then reduce and apply. The other calls
             change nothing. Default: 1.

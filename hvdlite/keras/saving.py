@@ -45,7 +45,8 @@ def load_model(
         custom_optimizers (list of classes, optional): optimizer classes that Keras does not know.
         custom_objects (dict, optional): as in Keras. Under the name of the optimizer's class it may also have a
             function of the optimizer's arguments that returns an optimizer.
-        compression (Compressor): as in ``DistributedOptimizer``. Default: none.
+        compression (Compressor): as in ``DistributedOptimizer``. No file has the residuals of ``int8`` and ``int4``:
+            feedback begins at zero after a load. Default: none.
         legacy_opts (bool): accepted for Horovod, without effect.
         terms: other arguments of ``DistributedOptimizer``.
 

@@ -16,6 +16,7 @@ import torch
 from .. import metrics
 from ..ops import Average, op_of
 from ..ops.arguments import NoneCompressor, compress
+from ..ops.quantized import Quantized
 from ..process_sets.process_set import ProcessSet, global_process_set
 from ..torch.ops import plain
 from ..torch.optimizer.gradient_memory import sum_of_bits
@@ -23,6 +24,7 @@ from .arguments import check_terms
 from .initial_check import DataCheck, StartCheck
 from .list_check import SAME_GRADIENTS, Listed, compare
 from .naming import everywhere
+from .quantized_lists import Entry, QuantizedLists
 
 
 class Reducer:
@@ -36,10 +38,13 @@ class Reducer:
         scale_local_gradients: bool = True
     ) -> None:  # fmt: skip
         check_terms(compression, gradient_predivide_factor, process_set)
-        self.prefix, self.compression, self.op, self.process_set = prefix, compression, op_of(None, op), process_set
+        self.prefix, self.op, self.process_set = prefix, op_of(None, op), process_set
         if gradient_predivide_factor != 1.0 and self.op != Average:
             raise ValueError("gradient_predivide_factor not supported with op != Average [HVD224]")
         self.predivide, self.scale_local = float(gradient_predivide_factor), bool(scale_local_gradients)
+        rounds = isinstance(compression, Quantized)
+        self.lists = QuantizedLists(compression, self.op, self.predivide, process_set) if rounds else None
+        self.compression = NoneCompressor if rounds else compression  # of what is not rounded
         self.exchange: Any = None  # what reduces in the place of `_averages`: shares of a sharded optimizer
         self._local: dict[int, Any] = {}
         self._start = StartCheck(process_set, _sum_of_bits, _sums_of)
@@ -67,8 +72,15 @@ class Reducer:
         for gradient, owner in zip(found, owners):
             local = id(owner) in self._local
             count += gradient is not None and not local
-            entries.append(everywhere(owner) + (" local" if local else " without gradient" if gradient is None else ""))
+            how = " local" if local else " without gradient" if gradient is None else self._rounded(gradient)
+            entries.append(everywhere(owner) + how)
         compare(Listed(self.prefix, count, "gradients", entries, entries, SAME_GRADIENTS), self.process_set)
+
+    def _rounded(self, gradient: Any) -> str:
+        """Whether this gradient travels in 8 or 4 bits, and how; empty: as it is."""
+        if self.lists is None or not self.lists.matters():
+            return ""
+        return self.lists.mark(str(gradient.dtype).removeprefix("torch."), gradient.numel())
 
     def __call__(self, gradients: Iterable[Any], variables: Iterable[Any]) -> list[Any]:
         """The averages, None where a gradient is None."""
@@ -93,13 +105,16 @@ class Reducer:
         return gradient.to_dense() if gradient.is_sparse else gradient
 
     def _averages(self, prefix: str, found: list[Any], owners: list[Any]) -> tuple[list[Any], list[Any]]:
-        in_flight = []
+        in_flight, rounded = [], []
         for index in reversed(range(len(found))):
             gradient, owner = found[index], owners[index]
             if gradient is None:
                 continue
             if id(owner) in self._local:
                 found[index] = gradient / self.process_set.size() if self.scale_local else gradient
+                continue
+            if self._rounded(gradient):
+                rounded.append(index)
                 continue
             small, ctx = compress(self.compression, self.made_dense(gradient))
             name = f"{prefix}.{index}of{len(found)}.{everywhere(owner)}"
@@ -110,7 +125,22 @@ class Reducer:
             in_flight.append((index, handle, ctx))
         for index, handle, ctx in in_flight:
             found[index] = self.compression.decompress(handle.wait(), ctx)
+        if rounded:
+            self._round(prefix, found, owners, sorted(rounded))
         return found, []
+
+    def _round(self, prefix: str, found: list[Any], owners: list[Any], rounded: list[int]) -> None:
+        """Replaces those at the places by what they are after rounding."""
+        assert self.lists is not None
+        entries, keep = [], []
+        for index in rounded:
+            source = self.made_dense(found[index]).detach().to("cpu", torch.float32).contiguous()
+            target = torch.empty(source.shape, dtype=torch.float32, device="cpu")
+            entries.append(Entry(owners[index], tuple(source.shape), source.data_ptr(), target.data_ptr()))
+            keep.append((source, target))
+        self.lists.total(prefix, entries, keep)
+        for index, (_, target) in zip(rounded, keep):
+            found[index] = target.to(found[index].device, found[index].dtype)
 
 
 def _sum_of_bits(variable: Any) -> int:

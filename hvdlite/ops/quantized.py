@@ -2,6 +2,8 @@
 
 `Quantized` is the value of the argument. An optimizer makes its own exchanges of it; here are the calls that return
 tensors at once. Rounding is worth its cost between hosts only: on one host tensors travel as they are.
+
+A graph of TensorFlow is made before there are values, so `check_call` says by itself what a call cannot be.
 """
 
 from __future__ import annotations
@@ -29,11 +31,13 @@ class Quantized:
     infinity becomes NaN on all ranks. Inside a host, tensors travel as they are. Call it to change an option.
 
     Args:
-        bits (int): 8 or 4.
         feedback (bool, optional): keep what rounding has lost on this rank, and add it to what is sent the next time.
             Default: True for optimizers, False for single calls, where it needs a ``name``.
         least_bytes (int): gradients of fewer bytes travel as they are. Single calls always compress. Default: 16384.
         bucket_mb (float): most MiB of gradients that travel together. Default: 25.
+
+    Returns:
+        Quantized: the same compression with other options.
 
     Raises:
         ValueError: for an invalid value.
@@ -41,8 +45,6 @@ class Quantized:
     Example:
         >>> hvd.Compression.int8, hvd.Compression.int4(feedback=False).feedback
         (Compression.int8, False)
-        >>> hvd.allreduce(np.float32([1, 2]), compression=hvd.Compression.int8).tolist()
-        [1.0, 2.0]
     """
 
     def __init__(
@@ -71,6 +73,10 @@ class Quantized:
     def __repr__(self) -> str:
         return f"Compression.int{self.bits}"
 
+    def __reduce__(self) -> Any:
+        """Copies have the options, and begin with nothing kept."""
+        return Quantized, (self.bits, self.feedback, self.least_bytes, self.bucket_mb)
+
     def refuse(self, op: int) -> None:
         """ValueError for an op whose result rounded values would not be."""
         if op not in (Average, Sum):
@@ -87,13 +93,8 @@ class Quantized:
         return kept[1]
 
 
-def reduced(
-    adapter: Adapter[T], compression: Quantized, tensors: Sequence[Any], name: str | None, terms: Terms
-) -> list[T] | None:  # fmt: skip
-    """The tensors reduced over the ranks, new; None: all ranks are on one host, and they shall travel as they are.
-
-    ValueError for an op or a dtype that cannot be rounded, and for feedback without a name.
-    """
+def check_call(compression: Quantized, dtypes: Sequence[int], name: str | None, terms: Terms) -> None:
+    """ValueError for what a single call of tensors of these dtypes cannot be."""
     compression.refuse(terms.op)
     if terms.timeout is not None:
         raise ValueError(f"compression={compression!r} takes no timeout: leave out one of them [HVD208]")
@@ -101,14 +102,24 @@ def reduced(
         raise ValueError(
             f"compression={compression!r} with feedback keeps a residual for each name: give name= [HVD208]"
         )
-    given = [adapter.accept(tensor) for tensor in tensors]
-    views = [adapter.view(each) for each in given]
-    for view in views:
-        if view.dtype not in _TAKEN:
+    for dtype in dtypes:
+        if dtype not in _TAKEN:
             raise ValueError(
-                f"compression={compression!r} takes float32, float16 and bfloat16, not {_NAMES[view.dtype]}: leave out "
+                f"compression={compression!r} takes float32, float16 and bfloat16, not {_NAMES[dtype]}: leave out "
                 "compression for this tensor [HVD208]"
             )
+
+
+def reduced(
+    adapter: Adapter[T], compression: Quantized, tensors: Sequence[Any], name: str | None, terms: Terms
+) -> list[T] | None:  # fmt: skip
+    """The tensors reduced over the ranks, new; None: all ranks are on one host, and they shall travel as they are.
+
+    ValueError for an op or a dtype that cannot be rounded, and for feedback without a name.
+    """
+    given = [adapter.accept(tensor) for tensor in tensors]
+    views = [adapter.view(each) for each in given]
+    check_call(compression, [view.dtype for view in views], name, terms)
     if hosts_in(terms.process_set) == 1:
         return None
     sources = [_float32(adapter, each, view) for each, view in zip(given, views)]
@@ -146,4 +157,4 @@ def _as_before(adapter: Adapter[T], result: T, view: Any) -> T:
     return result if view.device is None else view.device.far(result)
 
 
-__all__ = ["Quantized", "reduced"]
+__all__ = ["Quantized", "check_call", "reduced"]

@@ -58,9 +58,10 @@ class BF16Compressor(_Narrow):
 
 
 class Compression:
-    """The compressors for ``compression=``: ``none``, ``fp16`` and ``bf16``.
+    """The compressors for ``compression=``: ``none``, ``fp16`` and ``bf16``, and ``int8`` and ``int4``.
 
-    For one of your own, write a subclass of ``hvd.Compressor``. Its functions run eagerly and in graphs, so they use
+    ``int8`` and ``int4`` round float tensors between hosts only, to integers with a scale for each 256 elements. For
+    one of your own, write a subclass of ``hvd.Compressor``. Its functions run eagerly and in graphs, so they use
     TensorFlow operations.
 
     Example:

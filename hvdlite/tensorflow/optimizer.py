@@ -174,7 +174,8 @@ def DistributedOptimizer(
 
     Args:
         optimizer: the optimizer. Its state is shared with the new one.
-        compression (Compressor): the form in which gradients travel, such as ``hvd.Compression.fp16``. Default: none.
+        compression (Compressor): the form in which gradients travel, such as ``hvd.Compression.fp16``. With ``int8`` or
+            ``int4`` large ones are rounded between hosts. Default: none.
         op (int): ``hvd.Average`` (default), ``Sum`` or ``Adasum``.
         backward_passes_per_step (int): add up the gradients of this many calls, then reduce and apply. Default: 1.
         average_aggregated_gradients (bool): divide the added gradients by that number. Default: False.

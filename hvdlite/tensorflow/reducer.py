@@ -21,13 +21,16 @@ from ..errors import HvdArgumentError
 from ..keras.arguments import check_terms
 from ..keras.list_check import SAME_GRADIENTS, Listed
 from ..keras.naming import everywhere
+from ..keras.quantized_lists import QuantizedLists
 from ..ops import Average, Sum, Terms, op_of
 from ..ops.arguments import NoneCompressor, compress
+from ..ops.quantized import Quantized
 from ..process_sets.process_set import ProcessSet, global_process_set
 from .initial_check import Rounds, data, start
 from .ops import allreduce
 from .ops.gradients import differentiable
 from .ops.order import once_more
+from .ops.quantized import of_list
 from .ops.run import agree
 
 
@@ -52,7 +55,7 @@ class Reducer:
         scale_local_gradients: bool = True
     ) -> None:  # fmt: skip
         check_terms(compression, gradient_predivide_factor, process_set)
-        self.prefix, self.compression, self.sparse_as_dense = prefix, compression, bool(sparse_as_dense)
+        self.prefix, self.sparse_as_dense = prefix, bool(sparse_as_dense)
         self.op, self.process_set, self.scale_local = op_of(None, op), process_set, bool(scale_local_gradients)
         if gradient_predivide_factor != 1.0 and self.op != Average:
             raise ValueError("gradient_predivide_factor not supported with op != Average [HVD224]")
@@ -64,6 +67,9 @@ class Reducer:
             if not lists and (isinstance(groups, bool) or not isinstance(groups, int) or groups < 0):
                 raise ValueError("groups should be a non-negative integer or a list of list of tf.Variable. [HVD226]")
         self.groups = groups
+        rounds = isinstance(compression, Quantized)
+        self.lists = QuantizedLists(compression, self.op, self.predivide, process_set) if rounds else None
+        self.compression = NoneCompressor if rounds else compression  # of what is not rounded
         self.start: Rounds | None = None  # compares variables, of an optimizer of Keras
         self.data = data(process_set)  # compares gradients
         self.exchange: Any = None  # what reduces in the place of `_averages`: shares of a sharded optimizer
@@ -109,6 +115,8 @@ class Reducer:
             self._stepped()
             return found
         self.refuse_sums(found)
+        if self.lists is not None:
+            found = [each if each is None or tf.is_tensor(each) else tf.convert_to_tensor(each) for each in found]
         prefix = once_more(self.prefix)
         before = self._agreed(prefix, found, owners)
         own = [(gradient, owner) for gradient, owner in zip(found, owners) if self._travels(gradient, owner)]
@@ -142,6 +150,14 @@ class Reducer:
         if tf.executing_eagerly():
             metrics.step(self)
 
+    def _rounded(self, gradient: Any, owner: Any) -> str:
+        """Whether this gradient travels in 8 or 4 bits, and how; empty: as it is. The same in both modes."""
+        if self.lists is None or not self.lists.matters():
+            return ""
+        known = gradient.shape.is_fully_defined()
+        shape = gradient.shape if known else tf.TensorShape(getattr(owner, "shape", None))
+        return self.lists.mark(gradient.dtype.name, shape.num_elements())
+
     def _agreed(self, prefix: str, found: list[Any], owners: list[Any]) -> list[Any]:
         """Nothing of a list travels before all ranks are seen to have the same."""
         entries, count = [], 0
@@ -150,7 +166,9 @@ class Reducer:
             travels = self._travels(gradient, owner)
             count += travels
             sparse = isinstance(gradient, tf.IndexedSlices) and not self.sparse_as_dense
-            how = "" if travels and not sparse else " sparse" if travels else " local" if local else " without gradient"
+            how = " sparse" if travels else " local" if local else " without gradient"
+            if travels and not sparse:
+                how = self._rounded(gradient, owner)
             entries.append(everywhere(owner) + how)
         listed = Listed(prefix, count, "gradients", entries, entries, SAME_GRADIENTS)
         nothing = all(entry.endswith(" local") for entry in entries)  # ever: another rank cannot wait for it
@@ -161,6 +179,7 @@ class Reducer:
         of one call and what depends on one is a node for all of them (tf.custom_gradient), which waits for backward's
         end."""
         dense: list[int] = []
+        rounded: list[int] = []
         done: list[Any] = []
         for index, (gradient, owner) in enumerate(zip(found, owners)):
             if gradient is None:
@@ -174,10 +193,23 @@ class Reducer:
                 )  # fmt: skip
                 done.append(found[index].values)
             else:
-                dense.append(index)
+                (rounded if self._rounded(gradient, owner) else dense).append(index)
         if dense:
             done += self._reduce(prefix, found, owners, dense)
+        if rounded:
+            done += self._round(prefix, found, owners, rounded)
         return found, done
+
+    def _round(self, prefix: str, found: list[Any], owners: list[Any], rounded: list[int]) -> list[Any]:
+        """Replaces those at the places by what they are after rounding. After the others: it waits in its turn."""
+        assert self.lists is not None
+        terms = Terms(self.process_set, self.op, 1.0 / self.predivide, self.predivide)
+        names = [_name(prefix, index, len(found), owners[index]) for index in rounded]
+        given = [tf.convert_to_tensor(found[index]) for index in rounded]
+        results, done = of_list(self.lists, prefix, given, [owners[index] for index in rounded], names, terms)
+        for index, result in zip(rounded, results):
+            found[index] = result
+        return done
 
     def _scaled(self, gradient: Any) -> Any:
         """A local gradient as large as if it had been averaged."""

@@ -16,11 +16,14 @@ from typing import Any
 
 import tensorflow as tf
 
+from ..keras.quantized_lists import Residuals
 from ..ops import Average
 from ..ops.arguments import NoneCompressor
 from ..process_sets.process_set import ProcessSet, global_process_set
 from .initial_check import data_of_tapes
 from .reducer import Reducer
+
+_residuals: dict[ProcessSet, Residuals] = {}
 
 
 class _Distributed:
@@ -103,7 +106,8 @@ def DistributedGradientTape(
 
     Args:
         gradtape (tf.GradientTape): the tape. It may still record.
-        compression (Compressor): the form in which gradients travel, such as ``hvd.Compression.fp16``. Default: none.
+        compression (Compressor): the form in which gradients travel, such as ``hvd.Compression.fp16``. With ``int8`` or
+            ``int4`` large ones are rounded between hosts. Default: none.
         op (int): ``hvd.Average`` (default), ``Sum`` or ``Adasum``, as in ``allreduce``.
         process_set (ProcessSet, optional): average over these ranks. On other ranks gradients stay local. Default: all.
         sparse_as_dense (bool): convert ``tf.IndexedSlices`` to dense tensors before they travel. Default: False, which
@@ -145,6 +149,8 @@ def DistributedGradientTape(
         process_set, scale_local_gradients,
     )  # fmt: skip
     tape._hvd.data = data_of_tapes(process_set)
+    if tape._hvd.lists is not None:  # each step makes a new tape
+        tape._hvd.lists.residuals = _residuals.setdefault(process_set, tape._hvd.lists.residuals)
     return tape
 
 

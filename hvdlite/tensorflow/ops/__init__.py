@@ -6,6 +6,7 @@
     kernels      the library of ops for graphs
     timeouts     what becomes of a call whose time is over
     gradients    what backward sends
+    quantized    what travels in 8 or 4 bits
     rooted       what has a root, or is between two ranks
 
 Here are Horovod's words.
@@ -26,11 +27,13 @@ from ... import ops as _everybodys
 from ...errors import HvdArgumentError, HvdSparseError
 from ...ops import Average, Sum, Terms
 from ...ops.arguments import NoneCompressor, compress, reduction
+from ...ops.quantized import Quantized
 from ...ops.tensors import group_of
 from ...process_sets.process_set import ProcessSet, global_process_set
 from ..errors import tensor_from, translated
 from .gradients import differentiable
 from .kernels import beside, library
+from .quantized import single
 from .rooted import gather, recv, reduce, scatter, send
 from .run import refuse_xla
 from .timeouts import finished, seconds_of
@@ -51,12 +54,12 @@ def _sparse_allreduce(slices: tf.IndexedSlices, name: str | None, terms: Terms, 
         raise HvdArgumentError("timeout is not supported for tf.IndexedSlices, which are two collectives [HVD207]")
     if terms.prescale != 1 or terms.postscale != 1:
         raise HvdSparseError("prescale_factor and postscale_factor are not supported for tf.IndexedSlices [HVD207]")
-    values, ctx = compress(compression, slices.values)
+    values, ctx = compress(NoneCompressor if isinstance(compression, Quantized) else compression, slices.values)
     parts = Terms(terms.process_set)
     names = [None, None] if name is None else [f"{name}.values", f"{name}.indices"]
     (values,) = differentiable("allgather", [values], names[:1], parts).results
     (indices,) = differentiable("allgather", [slices.indices], names[1:], parts).results
-    values = compression.decompress(values, ctx)
+    values = values if isinstance(compression, Quantized) else compression.decompress(values, ctx)
     if terms.op == Average:
         values = values / tf.cast(terms.process_set.size(), values.dtype)
     return tf.IndexedSlices(values, indices, dense_shape=slices.dense_shape)
@@ -102,7 +105,8 @@ def allreduce(
         timeout (float or datetime.timedelta, optional): seconds until ``HvdTimeoutError``. None: no limit. Eager calls
             only, and not for ``IndexedSlices``. The collective goes on, and ``hvd.synchronize(error.handle)`` waits for
             it again and returns the result. The collective of the gradient has no limit.
-        compression (Compressor): the form in which the tensor travels, such as ``hvd.Compression.fp16``. Default: none.
+        compression (Compressor): the form in which the tensor travels, such as ``hvd.Compression.fp16``. ``int8`` and
+            ``int4`` round between hosts, and have no gradient. Default: none.
         prescale_factor (float): multiplies the tensor before the reduction. Default: 1.0.
         postscale_factor (float): multiplies the result. Default: 1.0.
         average (bool, optional): Horovod's old form of ``op``. True is Average, False is Sum. Do not give both.
@@ -132,6 +136,11 @@ def allreduce(
         terms = reduction(average, op, prescale_factor, postscale_factor, process_set, seconds)
         if isinstance(tensor, tf.IndexedSlices):
             return _sparse_allreduce(tensor, name, terms, compression)
+    if isinstance(compression, Quantized):
+        found = single("allreduce", [tensor], name, terms, compression)
+        if found is not None:
+            return found[0]
+        compression = NoneCompressor
     small, ctx = compress(compression, tensor_from("allreduce", name, tensor))
     return finished(
         lambda outcome: compression.decompress(outcome.results[0], ctx),
@@ -186,6 +195,11 @@ def grouped_allreduce(
         called = None if name is None else f"{name}_{i}"
         with translated("grouped_allreduce", called):
             results[i] = _sparse_allreduce(members[i], called, terms, compression)
+    if dense and isinstance(compression, Quantized):
+        found = single("grouped_allreduce", [members[i] for i in dense], name, terms, compression)
+        for i, result in zip(dense, found or ()):
+            results[i] = result
+        dense, compression = [] if found is not None else dense, NoneCompressor
     if dense:
         small = [compress(compression, tensor_from("grouped_allreduce", name, members[i])) for i in dense]
 

@@ -78,13 +78,19 @@ def branch(pred: Any, then: Callable[[], Any], otherwise: Callable[[], Any], loo
 
 def started(**attributes: Any) -> tf.Tensor:
     """The handle of a collective that starts, after the branches before it; later branches come after it."""
+    (handle,) = in_turn(lambda: [library().ops.hvd_start(**attributes)])
+    handle.set_shape([2])
+    return handle
+
+
+def in_turn(make: Callable[[], list[tf.Tensor]]) -> list[tf.Tensor]:
+    """The outputs of a stateful node that communicates, after the branches before it and before later ones."""
     past = _past()
     with tf.control_dependencies([] if past is None else past["branches"]):
-        handle: tf.Tensor = library().ops.hvd_start(**attributes)
-    handle.set_shape([2])
+        made = make()
     if past is not None:
-        past["starts"] = [handle.op]
-    return handle
+        past["starts"] = [made[0].op]
+    return made
 
 
 def _past() -> dict[str, list[tf.Operation]] | None:

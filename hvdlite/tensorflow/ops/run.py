@@ -109,6 +109,11 @@ def _traced(among: str) -> str:
     return f"{function}.{among}{'.' if among else ''}{count}"
 
 
+def name_in_graph(name: str | None, number: int) -> str:
+    """The name of a collective in a graph, among the ranks of the process set of this number."""
+    return name or _traced(f"set{number}" if number else "")
+
+
 def _splits_of(splits: Any, size: int) -> tf.Tensor:
     """The splits of an alltoall as int64; none: empty. HvdArgumentError for what can be seen to be wrong by now."""
     if splits is None:
