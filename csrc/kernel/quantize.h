@@ -7,7 +7,7 @@
 #include <stddef.h>
 
 #define HVD_QUANTIZED_BYTES(bits) (4 + (size_t)(bits) * HVD_QUANTIZED_BLOCK / 8)
-#define HVD_QUANTIZED_TINY        1.5e-36f    /* below it 127 / greatest is infinite: the block travels as zeros */
+#define HVD_QUANTIZED_TINY        1.5e-36f    /* below it the scale would be subnormal: the block travels as zeros */
 #define HVD_INFINITE_BITS         0x7f800000u /* of a float32 without its sign: infinite, or above it NaN */
 
 struct hvd_quantized_place {

@@ -67,6 +67,8 @@ QUANTIZED uint32_t quantized_load(const struct hvd_quantized_tensor *tensor, uin
 QUANTIZED void quantized_store(int bits, const float *v, uint32_t greatest, unsigned char *to)
 {
     float most = bits == 8 ? 127.0f : 7.0f, top = hvd_float_of_bits(greatest), by = most / top, scale = top / most;
+    if (scale * most > FLT_MAX) /* rounded up, it would make the greatest number there is infinite */
+        scale = hvd_float_of_bits(hvd_bits_of_float(scale) - 1);
     if (greatest >= HVD_INFINITE_BITS || top < HVD_QUANTIZED_TINY) {
         by = 0;
         scale = greatest >= HVD_INFINITE_BITS ? hvd_float_of_bits(0x7fc00000u) : 0.0f;

@@ -1,0 +1,272 @@
+/* test_kernel_quantize.c - the quantized sum is what hvdlite.h says, to the bit, in every variant and on every rank.
+ *
+ * The reference here takes one block after the other over all ranks and rounds with rintf. Every array ends where a
+ * page begins that nobody may touch: no call reads or writes beyond the elements, or beyond the bytes that it was
+ * promised.
+ */
+#include "check.h"
+#include "kernel/kernel.h"
+
+#include <float.h>
+#include <math.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#define RANKS_MAX   5
+#define TENSORS_MAX 6
+#define GAP         20 /* bytes after the sums of each rank */
+#define BYTES(bits) (4 + 32 * (size_t)(bits))
+#define NONE        {0, 0, 0}
+
+struct list {
+    int count, ranks; /* ranks: only so many; 0: all */
+    uint64_t counts[TENSORS_MAX];
+};
+static const struct list lists[] = {
+    {1, 0, {0}},          {1, 0, {1}},
+    {1, 0, {255}},        {1, 0, {256}},
+    {1, 0, {257}},        {1, 0, {511}},
+    {1, 0, {512}},        {1, 0, {513}},
+    {3, 0, {0, 300, 0}},  {2, 0, {1, 1}},
+    {0, 0, {0}},          {6, 0, {0, 1000, 0, 0, 5, 4096}},
+    {3, 0, {1, 0, 2560}}, {5, 0, {256, 0, 256, 77, 513}},
+    {1, 3, {100003}},     {2, 5, {20001, 0}},
+};
+static const float odd[] = {NAN,    INFINITY, -INFINITY, 1e-40f,  1e-36f,   1.5e-36f, 1.4999e-36f, 3e38f,
+                            -3e38f, 0.0f,     -0.0f,     FLT_MAX, -FLT_MAX, 1e-38f,   2.5e19f,     127.5f};
+
+static uint32_t chance(void)
+{
+    static uint64_t state = 88172645463325252;
+    state ^= state << 13;
+    state ^= state >> 7;
+    state ^= state << 17;
+    return (uint32_t)(state >> 24);
+}
+
+/* Memory before a forbidden page; all of it is given back after each run. */
+static struct {
+    char *at;
+    size_t bytes;
+} taken[1024];
+static int takes;
+
+static void *ending(size_t bytes)
+{
+    size_t room = (bytes + 4095) / 4096 * 4096;
+    char *at = mmap(NULL, room + 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    CHECK(takes < 1024 && at != MAP_FAILED && mprotect(at + room, 4096, PROT_NONE) == 0, "memory");
+    taken[takes].at = at;
+    taken[takes++].bytes = room + 4096;
+    return at + room - bytes;
+}
+
+/* A rank, and what the reference says it sends, receives and gets. */
+struct seat {
+    struct hvd_quantized job;
+    struct hvd_quantized_tensor tensors[TENSORS_MAX], should[TENSORS_MAX];
+    unsigned char *out, *came;
+    size_t out_bytes, first; /* first: block of its own */
+};
+
+static float magnitude_of(const float *v)
+{
+    float greatest = 0;
+    for (int i = 0; i < 256; i++)
+        greatest = isnan(greatest) || isnan(v[i]) ? NAN : fabsf(v[i]) > greatest ? fabsf(v[i]) : greatest;
+    return greatest;
+}
+
+/* Sixteen sums of float32 for each block: so many on every processor, since ranks compare what comes of them. */
+static void slow_stats(struct hvd_quantized_stats *stats, const float *v)
+{
+    float part[16] = {0}, greatest = magnitude_of(v);
+    for (int i = 0; i < 256; i++) {
+        part[i % 16] += v[i] * v[i];
+        stats->not_finite += !isfinite(v[i]);
+    }
+    for (int k = 0; k < 16; k++)
+        stats->square += (double)part[k];
+    if (!isnan(stats->greatest) && !(greatest <= stats->greatest))
+        stats->greatest = greatest;
+}
+
+static void slow_load(struct seat *seat, int tensor, uint64_t offset, float *v)
+{
+    struct hvd_quantized_tensor *from = &seat->should[tensor];
+    for (uint64_t i = 0; i < 256; i++)
+        v[i] = offset + i < from->count ? from->from[offset + i] * seat->job.prescale : 0;
+    slow_stats(&from->given, v);
+    for (uint64_t i = 0; isfinite(magnitude_of(v)) && i < 256 && from->residual && offset + i < from->count; i++)
+        v[i] += from->residual[offset + i];
+}
+
+/* Writes v to the wire; v becomes what that means, and the residual what it lacks. */
+static void slow_wire(struct seat *seat, int tensor, uint64_t offset, float *v, unsigned char *to)
+{
+    float most = seat->job.bits == 8 ? 127 : 7, greatest = magnitude_of(v), scale = 0, *residual;
+    if (!isfinite(greatest))
+        scale = NAN;
+    else if (greatest >= 1.5e-36f)
+        scale = isinf(greatest / most * most) ? nextafterf(greatest / most, 0) : greatest / most;
+    memcpy(to, &scale, 4);
+    residual = isnan(scale) ? NULL : seat->should[tensor].residual;
+    for (uint64_t i = 0; i < 256; i++) {
+        int q = scale > 0 ? (int)rintf(v[i] * (most / greatest)) : 0;
+        if (seat->job.bits == 8)
+            to[4 + i] = (unsigned char)q;
+        else
+            to[4 + i % 128] = (unsigned char)(i < 128 ? q + 8 : to[4 + i % 128] | (q + 8) << 4);
+        if (residual && offset + i < seat->should[tensor].count)
+            residual[offset + i] = v[i] - (float)q * scale;
+        v[i] = (float)q * scale;
+    }
+}
+
+static void slow_exchange(struct seat *seats, unsigned char *sums, size_t blocks)
+{
+    int ranks = seats->job.ranks, owner = 0;
+    size_t block = 0, bytes = BYTES(seats->job.bits);
+    for (int tensor = 0; tensor < seats->job.count; tensor++)
+        for (uint64_t offset = 0; offset < seats->tensors[tensor].count; offset += 256, block++, sums += bytes) {
+            float sum[256] = {0}, v[256];
+            for (; block >= blocks * (size_t)(owner + 1) / (size_t)ranks; owner++)
+                sums += GAP;
+            unsigned char *came = seats[owner].came + (block - seats[owner].first) * bytes;
+            for (int r = 0; r < ranks; r++) {
+                slow_load(&seats[r], tensor, offset, v);
+                if (r != owner) {
+                    slow_wire(&seats[r], tensor, offset, v, came);
+                    memcpy(seats[r].out + seats[r].out_bytes, came, bytes);
+                    seats[r].out_bytes += bytes;
+                    came += (blocks * (size_t)(owner + 1) / (size_t)ranks - seats[owner].first) * bytes;
+                }
+                for (int i = 0; i < 256; i++)
+                    sum[i] += v[i];
+            }
+            slow_wire(&seats[owner], tensor, offset, sum, sums);
+            for (int i = 0; i < 256; i++)
+                sum[i] *= seats->job.factor;
+            for (int r = 0; r < ranks; r++) {
+                struct hvd_quantized_tensor *to = &seats[r].should[tensor];
+                slow_stats(&to->result, sum);
+                for (uint64_t i = 0; i < 256 && offset + i < to->count; i++)
+                    to->to[offset + i] = sum[i];
+            }
+        }
+}
+
+static void same(const char *what, const struct seat *seat, const float *got, const float *should, uint64_t count)
+{
+    for (uint64_t i = 0; should && i < count; i++)
+        CHECK(memcmp(&got[i], &should[i], 4) == 0 || (isnan(got[i]) && isnan(should[i])),
+              "%s int%d, rank %d of %d, %d elements, %s %d: %.9g, not %.9g", hvd_kernel_name(), seat->job.bits,
+              seat->job.rank, seat->job.ranks, (int)count, what, (int)i, (double)got[i], (double)should[i]);
+}
+
+static void same_stats(const struct seat *seat, const struct hvd_quantized_stats *got,
+                       const struct hvd_quantized_stats *should, double off)
+{
+    same("greatest", seat, &got->greatest, &should->greatest, 1);
+    double a = got->square, b = should->square;
+    CHECK(got->not_finite == should->not_finite && (a == b || isnan(a + b) || fabs(a - b) <= off * b),
+          "squares %.17g, not %.17g", a, b);
+}
+
+static void exchange(struct seat *seats, size_t blocks)
+{
+    int ranks = seats->job.ranks;
+    size_t bytes = BYTES(seats->job.bits), all = blocks * bytes + (size_t)ranks * GAP;
+    unsigned char *sums_should = ending(all), *gathered = ending(all), *sums = gathered;
+    slow_exchange(seats, sums_should, blocks);
+    for (int r = 0; r < ranks; r++) {
+        size_t own = (blocks * (size_t)(r + 1) / (size_t)ranks - seats[r].first) * bytes;
+        unsigned char *out = ending(seats[r].out_bytes), *mine = ending(own);
+        for (int twice = 0; twice < 2; twice++)
+            hvd_quantized_encode(&seats[r].job, out);
+        CHECK(memcmp(out, seats[r].out, seats[r].out_bytes) == 0, "%s int%d: rank %d of %d sends other bytes",
+              hvd_kernel_name(), seats->job.bits, r, ranks);
+        hvd_quantized_sum(&seats[r].job, out, seats[r].came, mine);
+        hvd_quantized_sum(&seats[r].job, NULL, NULL, NULL); /* nothing */
+        memcpy(sums, mine, own);
+        sums += own + GAP;
+    }
+    CHECK(memcmp(gathered, sums_should, all) == 0, "%s int%d: other sums", hvd_kernel_name(), seats->job.bits);
+    for (int r = 0; r < ranks; r++) {
+        for (int twice = 0; twice < 2; twice++)
+            hvd_quantized_decode(&seats[r].job, gathered, GAP);
+        for (int i = 0; i < seats->job.count; i++) {
+            struct hvd_quantized_tensor *got = &seats[r].tensors[i], *should = &seats[r].should[i];
+            same("result", &seats[r], got->to, should->to, got->count);
+            same("residual", &seats[r], got->residual, should->residual, got->count);
+            for (uint64_t k = 0; got->residual && k < got->count; k++)
+                CHECK(isfinite(got->residual[k]), "a residual of %g", (double)got->residual[k]);
+            same_stats(&seats[r], &got->given, &should->given, 1e-12); /* its own blocks came last */
+            same_stats(&seats[r], &got->result, &should->result, 0);
+        }
+    }
+}
+
+/* Blocks of several magnitudes. Odd: some have values that are none, or that are at the end of what there is. */
+static void fill(float *to, uint64_t count, bool has_odd)
+{
+    for (uint64_t i = 0; i < count; i++)
+        to[i] = ((float)(chance() >> 8) - 8388608.0f) * (i / 256 % 3 == 0 ? 1e-43f : i / 256 % 3 == 1 ? 1e-9f : 1.0f);
+    for (uint64_t at = chance() % 300; at < count && has_odd; at += chance() % 700)
+        to[at++] = odd[chance() % HVD_COUNT_OF(odd)];
+}
+
+/* Three exchanges, each with what the one before it has left over. in_place: results take the values' places. */
+static void run(const struct list *list, int bits, int ranks, bool residual, bool in_place)
+{
+    static struct seat seats[RANKS_MAX];
+    size_t blocks = 0;
+    for (int i = 0; i < list->count; i++)
+        blocks += (list->counts[i] + 255) / 256;
+    for (int step = 0; step < 3; step++) {
+        for (int r = 0; r < ranks; r++) {
+            struct seat *seat = &seats[r];
+            float by = step == 1 ? 0.7f : 1;
+            seat->job = (struct hvd_quantized){seat->tensors, list->count, bits, ranks, r, 0, by, step ? by / 3 : 1, 0};
+            seat->first = blocks * (size_t)r / (size_t)ranks;
+            seat->out = ending(blocks * BYTES(bits));
+            seat->came = ending(blocks * BYTES(bits) * (size_t)ranks);
+            seat->out_bytes = 0;
+            for (int i = 0; i < list->count; i++) {
+                size_t count = list->counts[i], bytes = count * sizeof(float);
+                struct hvd_quantized_tensor *it = &seat->tensors[i], *should = &seat->should[i], before = *should;
+                float *from = ending(bytes), *kept = residual ? ending(bytes) : NULL;
+                fill(from, count, r % 2 == 0 && step < 2);
+                *should = (struct hvd_quantized_tensor){from,  ending(bytes), residual ? ending(bytes) : NULL,
+                                                        count, NONE,          NONE};
+                if (residual && step > 0) {
+                    memcpy(kept, before.residual, bytes);
+                    memcpy(should->residual, before.residual, bytes);
+                }
+                *it = (struct hvd_quantized_tensor){from, in_place ? from : ending(bytes), kept, count, NONE, NONE};
+            }
+            CHECK(hvd_quantized_first(&seat->job, ranks) == (int64_t)blocks, "blocks");
+            CHECK(hvd_quantized_first(&seat->job, r) == (int64_t)seat->first, "first block");
+        }
+        exchange(seats, blocks);
+    }
+    while (takes > 0) {
+        takes--;
+        munmap(taken[takes].at, taken[takes].bytes);
+    }
+}
+
+int main(void)
+{
+    static const char *const variants[] = {"portable", "neon", "avx2", "avx512"};
+    struct hvd_quantized job = {NULL, 0, 5, 2, 0, 0, 1, 1, 0};
+    CHECK(hvd_quantized_first(&job, 0) == HVD_EINVAL, "5 bits");
+    job.bits = 4;
+    CHECK(hvd_quantized_first(&job, 3) == HVD_EINVAL && hvd_quantized_first(&job, 2) == 0, "rank 3 of 2");
+    for (size_t v = 0; v < HVD_COUNT_OF(variants); v++)
+        for (size_t i = 0; i < HVD_COUNT_OF(lists) && hvd_kernel_use(variants[v]) == HVD_OK; i++)
+            for (int k = 0; k < 8 * RANKS_MAX; k++)
+                if (lists[i].ranks == 0 || lists[i].ranks == k / 8 + 1)
+                    run(&lists[i], k % 2 ? 8 : 4, k / 8 + 1, k / 2 % 2, k / 4 % 2);
+    return 0;
+}
