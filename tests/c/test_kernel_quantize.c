@@ -1,22 +1,18 @@
 /* test_kernel_quantize.c - the quantized sum is what hvdlite.h says, to the bit, in every variant and on every rank.
  *
- * The reference here takes one block after the other over all ranks and rounds with rintf. Every array ends where a
- * page begins that nobody may touch: no call reads or writes beyond the elements, or beyond the bytes that it was
- * promised.
+ * The reference is slow_quantize.c. Every array ends where a page begins that nobody may touch: no call reads or writes
+ * beyond the elements, or beyond the bytes that it was promised.
  */
 #include "check.h"
-#include "kernel/kernel.h"
+#include "slow_quantize.h"
 
 #include <float.h>
 #include <math.h>
 #include <string.h>
 #include <sys/mman.h>
 
-#define RANKS_MAX   5
-#define TENSORS_MAX 6
-#define GAP         20 /* bytes after the sums of each rank */
-#define BYTES(bits) (4 + 32 * (size_t)(bits))
-#define NONE        {0, 0, 0}
+#define RANKS_MAX 5
+#define NONE      {0, 0, 0}
 
 struct list {
     int count, ranks; /* ranks: only so many; 0: all */
@@ -61,102 +57,7 @@ static void *ending(size_t bytes)
     return at + room - bytes;
 }
 
-/* A rank, and what the reference says it sends, receives and gets. */
-struct seat {
-    struct hvd_quantized job;
-    struct hvd_quantized_tensor tensors[TENSORS_MAX], should[TENSORS_MAX];
-    unsigned char *out, *came;
-    size_t out_bytes, first; /* first: block of its own */
-};
-
-static float magnitude_of(const float *v)
-{
-    float greatest = 0;
-    for (int i = 0; i < 256; i++)
-        greatest = isnan(greatest) || isnan(v[i]) ? NAN : fabsf(v[i]) > greatest ? fabsf(v[i]) : greatest;
-    return greatest;
-}
-
-/* Sixteen sums of float32 for each block: so many on every processor, since ranks compare what comes of them. */
-static void slow_stats(struct hvd_quantized_stats *stats, const float *v)
-{
-    float part[16] = {0}, greatest = magnitude_of(v);
-    for (int i = 0; i < 256; i++) {
-        part[i % 16] += v[i] * v[i];
-        stats->not_finite += !isfinite(v[i]);
-    }
-    for (int k = 0; k < 16; k++)
-        stats->square += (double)part[k];
-    if (!isnan(stats->greatest) && !(greatest <= stats->greatest))
-        stats->greatest = greatest;
-}
-
-static void slow_load(struct seat *seat, int tensor, uint64_t offset, float *v)
-{
-    struct hvd_quantized_tensor *from = &seat->should[tensor];
-    for (uint64_t i = 0; i < 256; i++)
-        v[i] = offset + i < from->count ? from->from[offset + i] * seat->job.prescale : 0;
-    slow_stats(&from->given, v);
-    for (uint64_t i = 0; isfinite(magnitude_of(v)) && i < 256 && from->residual && offset + i < from->count; i++)
-        v[i] += from->residual[offset + i];
-}
-
-/* Writes v to the wire; v becomes what that means, and the residual what it lacks. */
-static void slow_wire(struct seat *seat, int tensor, uint64_t offset, float *v, unsigned char *to)
-{
-    float most = seat->job.bits == 8 ? 127 : 7, greatest = magnitude_of(v), scale = 0, *residual;
-    if (!isfinite(greatest))
-        scale = NAN;
-    else if (greatest >= 1.5e-36f)
-        scale = isinf(greatest / most * most) ? nextafterf(greatest / most, 0) : greatest / most;
-    memcpy(to, &scale, 4);
-    residual = isnan(scale) ? NULL : seat->should[tensor].residual;
-    for (uint64_t i = 0; i < 256; i++) {
-        int q = scale > 0 ? (int)rintf(v[i] * (most / greatest)) : 0;
-        if (seat->job.bits == 8)
-            to[4 + i] = (unsigned char)q;
-        else
-            to[4 + i % 128] = (unsigned char)(i < 128 ? q + 8 : to[4 + i % 128] | (q + 8) << 4);
-        if (residual && offset + i < seat->should[tensor].count)
-            residual[offset + i] = v[i] - (float)q * scale;
-        v[i] = (float)q * scale;
-    }
-}
-
-static void slow_exchange(struct seat *seats, unsigned char *sums, size_t blocks)
-{
-    int ranks = seats->job.ranks, owner = 0;
-    size_t block = 0, bytes = BYTES(seats->job.bits);
-    for (int tensor = 0; tensor < seats->job.count; tensor++)
-        for (uint64_t offset = 0; offset < seats->tensors[tensor].count; offset += 256, block++, sums += bytes) {
-            float sum[256] = {0}, v[256];
-            for (; block >= blocks * (size_t)(owner + 1) / (size_t)ranks; owner++)
-                sums += GAP;
-            unsigned char *came = seats[owner].came + (block - seats[owner].first) * bytes;
-            for (int r = 0; r < ranks; r++) {
-                slow_load(&seats[r], tensor, offset, v);
-                if (r != owner) {
-                    slow_wire(&seats[r], tensor, offset, v, came);
-                    memcpy(seats[r].out + seats[r].out_bytes, came, bytes);
-                    seats[r].out_bytes += bytes;
-                    came += (blocks * (size_t)(owner + 1) / (size_t)ranks - seats[owner].first) * bytes;
-                }
-                for (int i = 0; i < 256; i++)
-                    sum[i] += v[i];
-            }
-            slow_wire(&seats[owner], tensor, offset, sum, sums);
-            for (int i = 0; i < 256; i++)
-                sum[i] *= seats->job.factor;
-            for (int r = 0; r < ranks; r++) {
-                struct hvd_quantized_tensor *to = &seats[r].should[tensor];
-                slow_stats(&to->result, sum);
-                for (uint64_t i = 0; i < 256 && offset + i < to->count; i++)
-                    to->to[offset + i] = sum[i];
-            }
-        }
-}
-
-static void same(const char *what, const struct seat *seat, const float *got, const float *should, uint64_t count)
+static void same(const char *what, const struct slow_seat *seat, const float *got, const float *should, uint64_t count)
 {
     for (uint64_t i = 0; should && i < count; i++)
         CHECK(memcmp(&got[i], &should[i], 4) == 0 || (isnan(got[i]) && isnan(should[i])),
@@ -164,7 +65,7 @@ static void same(const char *what, const struct seat *seat, const float *got, co
               seat->job.rank, seat->job.ranks, (int)count, what, (int)i, (double)got[i], (double)should[i]);
 }
 
-static void same_stats(const struct seat *seat, const struct hvd_quantized_stats *got,
+static void same_stats(const struct slow_seat *seat, const struct hvd_quantized_stats *got,
                        const struct hvd_quantized_stats *should, double off)
 {
     same("greatest", seat, &got->greatest, &should->greatest, 1);
@@ -173,7 +74,7 @@ static void same_stats(const struct seat *seat, const struct hvd_quantized_stats
           "squares %.17g, not %.17g", a, b);
 }
 
-static void exchange(struct seat *seats, size_t blocks)
+static void exchange(struct slow_seat *seats, size_t blocks)
 {
     int ranks = seats->job.ranks;
     size_t bytes = BYTES(seats->job.bits), all = blocks * bytes + (size_t)ranks * GAP;
@@ -219,13 +120,13 @@ static void fill(float *to, uint64_t count, bool has_odd)
 /* Three exchanges, each with what the one before it has left over. in_place: results take the values' places. */
 static void run(const struct list *list, int bits, int ranks, bool residual, bool in_place)
 {
-    static struct seat seats[RANKS_MAX];
+    static struct slow_seat seats[RANKS_MAX];
     size_t blocks = 0;
     for (int i = 0; i < list->count; i++)
         blocks += (list->counts[i] + 255) / 256;
     for (int step = 0; step < 3; step++) {
         for (int r = 0; r < ranks; r++) {
-            struct seat *seat = &seats[r];
+            struct slow_seat *seat = &seats[r];
             float by = step == 1 ? 0.7f : 1;
             seat->job = (struct hvd_quantized){seat->tensors, list->count, bits, ranks, r, 0, by, step ? by / 3 : 1, 0};
             seat->first = blocks * (size_t)r / (size_t)ranks;
