@@ -1,4 +1,9 @@
-/* quantize.h - a place in the blocks of a quantized sum. Private to kernel/; the calls are in hvdlite.h. */
+/* quantize.h - where in its tensors is a block of a quantized sum, and what is special about its numbers?
+ *
+ * Private to kernel/, for quantize.c and the loops of each variant. The calls and their contract are in hvdlite.h.
+ * Blocks are counted over all tensors; the last one of a tensor is filled up with zeros, so that no block has numbers
+ * of two.
+ */
 #ifndef HVD_KERNEL_QUANTIZE_H
 #define HVD_KERNEL_QUANTIZE_H
 

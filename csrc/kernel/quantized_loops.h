@@ -18,14 +18,6 @@ QUANTIZED size_t quantized_count(const struct hvd_quantized_tensor *tensor, uint
     return left < HVD_QUANTIZED_BLOCK ? (size_t)left : HVD_QUANTIZED_BLOCK;
 }
 
-QUANTIZED uint32_t quantized_most(const int32_t *lanes)
-{
-    int32_t all = 0;
-    for (int k = 0; k < LANES; k++)
-        all = lanes[k] > all ? lanes[k] : all;
-    return (uint32_t)all;
-}
-
 /* Greatest magnitude of a block, as bits; what is not below INFINITE_BITS is NaN or infinite. */
 QUANTIZED uint32_t quantized_greatest(const float *v)
 {
@@ -35,7 +27,10 @@ QUANTIZED uint32_t quantized_greatest(const float *v)
             int32_t one = (int32_t)(hvd_bits_of_float(v[i + k]) & 0x7fffffffu);
             greatest[k] = one > greatest[k] ? one : greatest[k];
         }
-    return quantized_most(greatest);
+    int32_t all = 0;
+    for (int k = 0; k < LANES; k++)
+        all = greatest[k] > all ? greatest[k] : all;
+    return (uint32_t)all;
 }
 
 /* to := from * factor, of which stats are taken. Returns the greatest magnitude. One loop for each, since a compiler
@@ -108,8 +103,7 @@ QUANTIZED void quantized_store(int bits, const float *v, uint32_t greatest, unsi
         memcpy(to + sizeof scale, q, sizeof q);
     else
         for (int i = 0; i < HVD_QUANTIZED_BLOCK / 2; i++)
-            to[sizeof scale + (size_t)i] =
-                (unsigned char)((q[i] + 8) | (q[i + HVD_QUANTIZED_BLOCK / 2] + 8) << 4);
+            to[sizeof scale + (size_t)i] = (unsigned char)((q[i] + 8) | (q[i + HVD_QUANTIZED_BLOCK / 2] + 8) << 4);
 }
 
 /* v := what a block on the wire means, or v += that. False: NaN. */

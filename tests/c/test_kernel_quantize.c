@@ -166,8 +166,8 @@ int main(void)
     CHECK(hvd_quantized_first(&job, 3) == HVD_EINVAL && hvd_quantized_first(&job, 2) == 0, "rank 3 of 2");
     for (size_t v = 0; v < HVD_COUNT_OF(variants); v++)
         for (size_t i = 0; i < HVD_COUNT_OF(lists) && hvd_kernel_use(variants[v]) == HVD_OK; i++)
-            for (int k = 0; k < 8 * RANKS_MAX; k++)
-                if (lists[i].ranks == 0 || lists[i].ranks == k / 8 + 1)
-                    run(&lists[i], k % 2 ? 8 : 4, k / 8 + 1, k / 2 % 2, k / 4 % 2);
+            for (int k = 0; k < 4 * RANKS_MAX; k++)
+                if (lists[i].ranks == 0 || lists[i].ranks == k / 4 + 1)
+                    run(&lists[i], k % 2 ? 8 : 4, k / 4 + 1, k / 2 % 2, (k / 2 + k / 4) % 2);
     return 0;
 }

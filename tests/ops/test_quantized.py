@@ -4,66 +4,22 @@ What the kernels do to one block is tested in C (test_kernel_quantize.c). Here r
 several hosts.
 """
 
-import contextlib
-import os
-import random
-import signal
-import sys
 import zlib
 
 import numpy as np
 import pytest
-from ranks import Job, as_ranks
-from test_interrupted import at_instruction
+from exchanges import exchange, given, lay_on, summed
+from ranks import as_ranks
 
 import hvdlite as hvd
 from hvdlite._core import ffi, lib
-from hvdlite.ops.quantized_sum import BLOCK, Member, QuantizedSum
-from hvdlite.process_sets.levels import levels_of
+from hvdlite.ops.quantized_sum import BLOCK
 
-SIZES = (0, 1, 255, 256, 257, 300, 40_000, 65_536, 1_000_003)
 MOST = {8: 127, 4: 7}
-TRIALS = 1000
-
-
-def lay_on(*hosts, plane=""):
-    """Begin a new life, as if so many ranks were on each host."""
-    hvd.shutdown()
-    rank = int(os.environ["HVDLITE_RANK"])
-    host = next(h for h in range(len(hosts)) if rank < sum(hosts[: h + 1]))
-    local = rank - sum(hosts[:host])
-    across = [h for h, size in enumerate(hosts) if size > local]
-    seat = {"LOCAL_RANK": local, "LOCAL_SIZE": hosts[host], "CROSS_RANK": across.index(host), "CROSS_SIZE": len(across)}
-    for alias in ("HVDLITE", "HOROVOD"):
-        os.environ.update({f"{alias}_{name}": str(value) for name, value in seat.items()})
-    os.environ.update(HVDLITE_HOST_ID=f"host {host}", HVDLITE_PLANE=plane)
-    if not plane:
-        del os.environ["HVDLITE_PLANE"]
-    hvd.init()
-
-
-def exchange(bits, arrays, name, residuals=None, **more):
-    """In place, under way."""
-    kept = residuals or [None] * len(arrays)
-    members = [
-        Member(each.ctypes.data, each.ctypes.data, 0 if rest is None else rest.ctypes.data, each.size)
-        for each, rest in zip(arrays, kept)
-    ]
-    return QuantizedSum(bits, members, name, hvd.global_process_set, (arrays, residuals), **more)
-
-
-def summed(bits, arrays, name, residuals=None):
-    exchange(bits, arrays, name, residuals).begin().wait()
-    return arrays
 
 
 def bytes_out():
     return sum(link["bytes_out"] for link in hvd.link_stats().values())
-
-
-def given(seed, sizes=SIZES):
-    values = np.random.default_rng(100 * seed + hvd.rank())
-    return [(values.standard_normal(size) * 10.0 ** values.integers(-3, 3)).astype(np.float32) for size in sizes]
 
 
 def greatest(array):
@@ -189,100 +145,3 @@ def test_what_is_no_number_stays_in_its_block_on_all_ranks(odd):
         assert np.isnan(array[256:512]).all() and np.allclose(np.delete(array, range(256, 512)), 3.75)
         assert np.isfinite(kept).all() and np.abs(kept).max() <= 0.25
         assert (np.abs(summed(8, [np.ones(1000, np.float32)], "odd", [kept])[0] - 3) < 1).all()
-
-
-@pytest.mark.parametrize("hosts", [(1, 1, 1, 1), (2, 2)], ids=str)
-@as_ranks(4)
-def test_ranks_that_disagree_are_named_and_the_job_goes_on(hosts):
-    lay_on(*hosts)
-    odd, ones = hvd.rank() == 3, lambda count=5000: [np.ones(count, np.float32)]
-    first = len(hosts) == 4 or hvd.rank() in (0, 2)  # the others only hear that it failed between hosts
-    refuses = "rank 3" if len(hosts) == 4 or hvd.rank() > 1 else "rank 2 said that it cannot"  # of another host
-    cases = {
-        "bits": (lambda: summed(8 if hvd.rank() < 2 else 4, ones(), "bits"), "int8.*int4"),
-        "plain": (lambda: hvd.allreduce(ones()[0], name="plain") if odd else summed(8, ones(), "plain"), "rank"),
-        "counts": (lambda: summed(8, ones(1280 if hvd.rank() > 1 else 5000), "counts"), "5000.*1280"),
-        "refused": (lambda: getattr(exchange(8, ones(), "refused"), "refuse" if odd else "begin")().wait(), refuses),
-    }
-    if len(hosts) == 2:  # a plain sum is in another process set there: nobody can compare the two
-        del cases["plain"]
-    for name, (call, words) in cases.items():
-        with pytest.raises(hvd.HvdMismatchError, match=words if first else "said that it cannot|rank 3") as caught:
-            call()
-        assert name in str(caught.value) and "HVD3" in str(caught.value)
-        assert (summed(4, ones(), "after")[0] == 4).all()
-
-
-@as_ranks(2)
-def test_a_wait_that_an_exception_interrupts_anywhere_goes_on_and_adds_the_residual_once():
-    """At one instruction of hvdlite after the other, then by real signals."""
-    lay_on(1, 1, plane="p2p")
-    levels_of(hvd.global_process_set)
-    start, sizes = [np.full(size, 0.3, np.float32) for size in (300, 0, 700)], (300, 0, 700)
-    expected, due = given(5, sizes), [each.copy() for each in start]
-    summed(8, expected, "due", due)
-
-    def alarm(*_):
-        raise TimeoutError("mine")
-
-    def by_signal(call, _):
-        signal.setitimer(signal.ITIMER_REAL, chance.uniform(1e-6, 4e-4))
-        try:
-            call()
-        finally:
-            signal.setitimer(signal.ITIMER_REAL, 0)
-
-    chance, before, reached = random.Random(3), signal.signal(signal.SIGALRM, alarm), set()
-    try:
-        for trial in range(TRIALS):
-            arrays, kept = given(5, sizes), [each.copy() for each in start]
-            job, run = exchange(8, arrays, "again", kept), at_instruction(4 * trial + 1) if trial % 2 else by_signal
-            if hvd.rank() == 0:
-                with contextlib.suppress(TimeoutError):
-                    reached.add((trial % 2, run(lambda: job.begin().wait(), TimeoutError("mine"))))  # noqa: B023
-            job.begin().wait()
-            assert all(np.array_equal(a, b) for a, b in zip([*arrays, *kept], [*expected, *due])), trial
-    finally:
-        signal.signal(signal.SIGALRM, before)
-    assert hvd.rank() == 1 or (1, False) in reached, "there are instructions that no trial has reached"
-
-
-@as_ranks(4, deadline=30)
-def test_a_failure_that_an_exception_interrupts_reaches_all_ranks():
-    lay_on(2, 2)
-    for number in range(1, 1500, 13):
-        job = exchange(8 if hvd.rank() < 2 else 4, [np.ones(300, np.float32)], "fails")
-        if hvd.rank() == 0:
-            with contextlib.suppress(TimeoutError, hvd.HvdMismatchError):
-                at_instruction(number)(lambda: job.begin().wait(), TimeoutError("mine"))  # noqa: B023
-        with pytest.raises(hvd.HvdMismatchError):
-            job.begin().wait()
-
-
-DIES = """
-import os, sys
-sys.path.append({path!r})
-import numpy as np
-import hvdlite as hvd
-from test_quantized import exchange, lay_on
-lay_on(*{hosts}, plane="p2p")
-exchange(8, [np.ones(5000, np.float32)], "first").begin().wait()
-job = exchange(8, [np.ones(5000, np.float32)], "second").begin()
-if hvd.rank() == {victim}:
-    job._state[3].ended()  # the alltoall is over on this rank
-    os.kill(os.getpid(), 9)
-try:
-    job.wait()
-    print("no error", flush=True)
-except hvd.HvdPeerLostError as error:
-    print(f"lost {{error}}", flush=True)
-"""
-
-
-@pytest.mark.parametrize(("hosts", "victim"), [((1, 1, 1), 1), ((2, 2), 2)], ids=str)
-def test_a_rank_that_dies_between_the_two_exchanges_is_named_by_all(hosts, victim):
-    text = DIES.format(path=os.path.dirname(__file__), hosts=hosts, victim=victim)
-    with Job(sum(hosts), [sys.executable, "-c", text]) as job:
-        job.wait(60)
-        named = [f"rank {victim}" in line for line in job.text().splitlines() if ":lost" in line]
-        assert len(named) == sum(hosts) - 1 and all(named), job.text()
