@@ -21,15 +21,11 @@ QUANTIZED size_t quantized_count(const struct hvd_quantized_tensor *tensor, uint
 /* Greatest magnitude of a block, as bits; what is not below INFINITE_BITS is NaN or infinite. */
 QUANTIZED uint32_t quantized_greatest(const float *v)
 {
-    int32_t greatest[LANES] = {0};
-    for (int i = 0; i < HVD_QUANTIZED_BLOCK; i += LANES)
-        for (int k = 0; k < LANES; k++) {
-            int32_t one = (int32_t)(hvd_bits_of_float(v[i + k]) & 0x7fffffffu);
-            greatest[k] = one > greatest[k] ? one : greatest[k];
-        }
     int32_t all = 0;
-    for (int k = 0; k < LANES; k++)
-        all = greatest[k] > all ? greatest[k] : all;
+    for (int i = 0; i < HVD_QUANTIZED_BLOCK; i++) {
+        int32_t one = (int32_t)(hvd_bits_of_float(v[i]) & 0x7fffffffu);
+        all = one > all ? one : all;
+    }
     return (uint32_t)all;
 }
 
