@@ -14,6 +14,7 @@
 #ifndef HVD_KERNEL_NUMBER_H
 #define HVD_KERNEL_NUMBER_H
 
+#include <float.h>
 #include <math.h>
 #include <stdbool.h>
 #include <stdint.h>

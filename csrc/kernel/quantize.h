@@ -1,4 +1,9 @@
-/* quantize.h - a place in the blocks of a quantized sum. Private to kernel/; the calls are in hvdlite.h. */
+/* quantize.h - where in its tensors is a block of a quantized sum, and what is special about its numbers?
+ *
+ * Private to kernel/, for quantize.c and the loops of each variant. The calls and their contract are in hvdlite.h.
+ * Blocks are counted over all tensors; the last one of a tensor is filled up with zeros, so that no block has numbers
+ * of two.
+ */
 #ifndef HVD_KERNEL_QUANTIZE_H
 #define HVD_KERNEL_QUANTIZE_H
 
@@ -7,7 +12,7 @@
 #include <stddef.h>
 
 #define HVD_QUANTIZED_BYTES(bits) (4 + (size_t)(bits) * HVD_QUANTIZED_BLOCK / 8)
-#define HVD_QUANTIZED_TINY        1.5e-36f    /* below it 127 / greatest is infinite: the block travels as zeros */
+#define HVD_QUANTIZED_TINY        1.5e-36f    /* below it the scale would be subnormal: the block travels as zeros */
 #define HVD_INFINITE_BITS         0x7f800000u /* of a float32 without its sign: infinite, or above it NaN */
 
 struct hvd_quantized_place {

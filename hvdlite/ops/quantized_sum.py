@@ -131,16 +131,22 @@ class QuantizedSum:
 
     def begin(self) -> QuantizedSum:
         """Send the first request. Never waits for another rank."""
-        self.step(block=False)
+        if not self._begun():
+            self._prepare(None)
+        self._launch()
         return self
 
     def refuse(self) -> QuantizedSum:
         """Instead of `begin`: this rank has no values, and all ranks shall fail with a mismatch that names it."""
-        steps, *_, pending, _ = self._state
-        if pending is None:
+        if not self._begun():
+            steps = self._state[0]
             first = self._refuse_across if self._inside is None else self._refuse_inside
             self._state = ((_Step(0, first, steps[0].refusals),), None, None, None, ())
         return self.begin()
+
+    def _begun(self) -> bool:
+        rest, request, _, pending, _ = self._state
+        return request is not None or pending is not None or not rest
 
     def _prepare(self, ended: Any) -> None:
         (step, *rest), *_ = self._state
@@ -155,25 +161,23 @@ class QuantizedSum:
                 pending = _core.Pending(known)
                 self._state = (rest, request, ended, pending, refusals)
                 pending.start(source, target, _core.SOON, keep)
+            self._state = (rest, None, ended, pending, refusals)
+        if ended is not None:
+            ended.release()
             self._state = (rest, None, None, pending, refusals)
-            if ended is not None:
-                ended.release()
 
     def step(self, block: bool = True) -> bool:
         """Go on to the next request; whether that was possible, always if it may block. Raises nothing that `wait`
         would raise."""
-        rest, request, _, pending, refusals = self._state
-        if rest and request is None and pending is None:
-            self._prepare(None)
-        self._launch()
+        self.begin()  # which an exception may have interrupted
         rest, _, _, pending, refusals = self._state
         if pending is None or not (block or pending.done()):
             return False
         error = pending.ended()
-        if error is not None:
+        if error is not None and refusals is not None:
             self._error = self._error or _readable(error)
             rest = refusals if isinstance(error, HvdMismatchError) else ()
-            self._state = (rest, None, None, pending, ())
+            self._state = (rest, None, None, pending, None)  # a call that comes again does this once
         try:
             if not rest:
                 self._end(pending)
@@ -182,7 +186,7 @@ class QuantizedSum:
             self._launch()
         except OUTCOMES as failure:
             self._error = self._error or failure
-            self._state = ((), None, None, None, ())
+            self._state = ((), None, pending, None, ())
         return True
 
     def _end(self, pending: Any) -> None:
@@ -191,12 +195,12 @@ class QuantizedSum:
                 self._unpack()
             else:
                 self._decode(pending)
-        self._state = ((), None, None, None, ())
-        pending.release()
+        self._state = ((), None, pending, None, ())
+        self._launch()  # releases it
 
     def over(self) -> bool:
         """Whether nothing of it is in flight or to be sent."""
-        return self._state[0] == () and self._state[1] is None and self._state[3] is None
+        return self._state[:4] == ((), None, None, None)
 
     def done(self) -> bool:
         """Whether `wait` would return or raise at once. Goes on as far as that needs no waiting."""
