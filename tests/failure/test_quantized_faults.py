@@ -37,7 +37,7 @@ def test_ranks_that_disagree_are_named_and_the_job_goes_on(hosts):
     if len(hosts) == 2:  # a plain sum is in another process set there: nobody can compare the two
         del cases["plain"]
     for name, (call, words) in cases.items():
-        with pytest.raises(hvd.HvdMismatchError, match=words if first else "said that it cannot|rank 3") as caught:
+        with pytest.raises(hvd.HvdMismatchError, match=words if first else "0, 0, 0|rank 3") as caught:
             call()
         assert name in str(caught.value) and "HVD3" in str(caught.value)
         assert (summed(4, ones(), "after")[0] == 4).all()
