@@ -6,6 +6,7 @@ import signal
 import sys
 
 import pytest
+from pretended_hosts import pretend
 from ranks import as_ranks
 from test_interrupted import ERRORS, EVERY, Raises, raised_in_wait, tell
 
@@ -244,10 +245,14 @@ def interrupted_batch(world, number):
     return tracer.left > 0
 
 
-@pytest.mark.parametrize("op", ["average", "sum"])
+@pytest.mark.parametrize("op", ["average", "sum", "int8"])
 @as_ranks(2, deadline=600)
 def test_an_exception_at_any_instruction_of_a_step_parts_no_weights(op):
-    world = World(op=hvd.Sum if op == "sum" else hvd.Average)
+    arguments = {"op": hvd.Sum if op == "sum" else hvd.Average}
+    if op == "int8":
+        pretend(1)
+        arguments["compression"] = hvd.Compression.int8(least_bytes=0, bucket_mb=0.0003)
+    world = World(**arguments)
     for _ in range(4):
         world.batch()
     number, ended = 1 + len(op), False
