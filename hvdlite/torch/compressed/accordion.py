@@ -140,9 +140,10 @@ class AccordionCompressor(PowerSGDCompressor):
 
     def shared(self) -> dict[str, Any]:
         """With what the regimes are."""
+        of_ranks = super().shared()
         kept = {key: value for key, value in vars(self.regimes).items() if key not in ("threshold", "every")}
         return {
-            **super().shared(),
+            **of_ranks,
             "norms": dict(self._norms),
             "regimes": {key: value if key == "steps" else dict(value) for key, value in kept.items()},
         }

@@ -114,7 +114,9 @@ class PowerSGDCompressor:
         return self.rounds > self.spec.start_after
 
     def shared(self) -> dict[str, Any]:
-        """What all ranks have in common, for a state."""
+        """What all ranks have in common, for a state. Of another job it is nothing: ranks may have joined."""
+        if self._incarnation != incarnations():
+            self.take({})
         names = [name.removesuffix(self._suffix) for name in self._names]
         return {"rounds": self.rounds, "q": {names[number]: each.clone() for number, each in self._q.items()}}
 
