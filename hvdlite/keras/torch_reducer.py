@@ -14,10 +14,12 @@ from typing import Any
 import torch
 
 from .. import metrics
-from ..ops import Average, op_of
+from ..ops import Average, Sum, op_of
 from ..ops.arguments import NoneCompressor, compress
 from ..ops.quantized import Quantized
+from ..ops.wire import wire_compression
 from ..process_sets.process_set import ProcessSet, global_process_set
+from ..torch.compression import Compression
 from ..torch.ops import plain
 from ..torch.optimizer.gradient_memory import sum_of_bits
 from .arguments import check_terms
@@ -42,6 +44,8 @@ class Reducer:
         if gradient_predivide_factor != 1.0 and self.op != Average:
             raise ValueError("gradient_predivide_factor not supported with op != Average [HVD224]")
         self.predivide, self.scale_local = float(gradient_predivide_factor), bool(scale_local_gradients)
+        if self.op in (Average, Sum):
+            compression = wire_compression(compression, Compression)
         rounds = isinstance(compression, Quantized)
         self.lists = QuantizedLists(compression, self.op, self.predivide, process_set) if rounds else None
         self.compression = NoneCompressor if rounds else compression  # of what is not rounded

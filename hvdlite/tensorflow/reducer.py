@@ -25,7 +25,9 @@ from ..keras.quantized_lists import QuantizedLists
 from ..ops import Average, Sum, Terms, op_of
 from ..ops.arguments import NoneCompressor, compress
 from ..ops.quantized import Quantized
+from ..ops.wire import wire_compression
 from ..process_sets.process_set import ProcessSet, global_process_set
+from .compression import Compression
 from .initial_check import Rounds, data, start
 from .ops import allreduce
 from .ops.gradients import differentiable
@@ -67,6 +69,8 @@ class Reducer:
             if not lists and (isinstance(groups, bool) or not isinstance(groups, int) or groups < 0):
                 raise ValueError("groups should be a non-negative integer or a list of list of tf.Variable. [HVD226]")
         self.groups = groups
+        if self.op in (Average, Sum):
+            compression = wire_compression(compression, Compression)
         rounds = isinstance(compression, Quantized)
         self.lists = QuantizedLists(compression, self.op, self.predivide, process_set) if rounds else None
         self.compression = NoneCompressor if rounds else compression  # of what is not rounded
