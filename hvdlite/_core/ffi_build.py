@@ -3,8 +3,8 @@
 setup.py hands this file to cffi (API mode), which runs it and compiles the result; nothing imports it at run time.
 Three ideas:
 
-* The header is written once. cffi reads csrc/hvdlite.h between the marks `cffi: begin` and `cffi: end`; the one thing
-  that Python itself implements, the bootstrap's allgather, is declared here because `extern "Python"` is not C.
+* Headers are written once. cffi reads csrc/*.h between the marks `cffi: begin` and `cffi: end`; the one thing that
+  Python itself implements, the bootstrap's allgather, is declared here because `extern "Python"` is not C.
 * The file name is the registration. Every csrc/**/*.c is compiled (those of csrc/tensorflow into a library of their
   own, which setup.py describes); every csrc/plane/x.c (the table itself aside) becomes an X(x) in HVD_PLANE_LIST, which
   csrc/plane/registry.c expands; so does csrc/algo. tests/Makefile makes the same lists.
@@ -22,6 +22,7 @@ import cffi
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 CSRC = ROOT / "csrc"
+HEADERS = ("hvdlite.h", "quantized.h")  # of the C API
 
 FLAGS = ["-std=gnu11", "-O3", "-ffp-contract=off", "-fno-math-errno", "-fvisibility=hidden", "-pthread", "-UNDEBUG"]
 CALLBACK = """
@@ -39,12 +40,15 @@ def _relative(paths):
 
 
 def declarations() -> str:
-    """What cffi parses: the marked part of the public header and the callback that Python implements."""
-    header = (CSRC / "hvdlite.h").read_text(encoding="utf-8")
-    found = re.search(r"/\* cffi: begin \*/(.*?)/\* cffi: end \*/", header, re.DOTALL)
-    if found is None:
-        raise RuntimeError("csrc/hvdlite.h has lost its marks `cffi: begin` and `cffi: end`")
-    return found.group(1) + CALLBACK
+    """What cffi parses: the marked parts of the public headers and the callback that Python implements."""
+    parts = []
+    for name in HEADERS:
+        header = (CSRC / name).read_text(encoding="utf-8")
+        found = re.search(r"/\* cffi: begin \*/(.*?)/\* cffi: end \*/", header, re.DOTALL)
+        if found is None:
+            raise RuntimeError(f"csrc/{name} has lost its marks `cffi: begin` and `cffi: end`")
+        parts.append(found.group(1))
+    return "".join(parts) + CALLBACK
 
 
 def plug_ins(folder: str) -> str:

@@ -1,8 +1,8 @@
-"""Which ranks of a process set share a host, and which one of each host speaks for it to the other hosts?
+"""Levels of a process set: the ranks of each host, and the first ranks of all hosts.
 
-`levels_of` opens a process set for the ranks of this host, and one for the first ranks of all hosts. It is a collective
-of the members of the set, made once per job and set; where a host has one rank, or the set is on one host, nothing is
-opened.
+Which ranks share a host, and which one of each host stands for it towards the other hosts? `levels_of` opens a
+process set for the ranks of this host, and one for the first ranks of all hosts. It is a collective of the members of
+the set, made once per job and set; where a host has one rank, or the set is on one host, nothing is opened.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Levels(NamedTuple):
     across: ProcessSet | None
 
 
-def tell_hosts(host_of: Sequence[int]) -> None:
+def use_hosts(host_of: Sequence[int]) -> None:
     """A job begins, whose ranks are on these hosts."""
     _host_of[:] = host_of
 

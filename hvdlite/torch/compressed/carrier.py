@@ -1,14 +1,15 @@
-"""Carrier of compressed gradients: which of them travel together, and when do the further collectives of a bucket go?
+"""Carrier of compressed gradients, whose buckets take several collectives each.
 
-A compressor makes a `Job` of each bucket: a chain of collectives, of which the next goes when the one before has
-ended. That is looked at whenever a gradient becomes ready, so chains overlap with backward. Who waits for one bucket
-goes on with all of them, step by step, else their latencies would add up.
+Which gradients travel together, and when do the further collectives of a bucket go? A compressor makes a `Job` of
+each bucket: a chain of collectives, of which the next goes when the one before has ended. That is looked at whenever
+a gradient becomes ready, so chains overlap with backward. Who waits for one bucket goes on with all of them, step by
+step, else their latencies would add up.
 
-The layout must be the same on all ranks. It holds the gradients that some rank has sent in the round before, which the
-ranks agree on in each round (`checks.Agreement`), in the reverse order of the parameters. A bucket always has all its
-members: zeros stand for what is frozen on this rank. So parameters may be frozen on some ranks only, and those that are
-new travel as they are for a round. The first round of a job travels as it is, and so does every round on one host or
-with ranks that are out of data.
+The layout must be the same on all ranks. It holds the gradients that some rank has sent in the round before, which
+the ranks agree on in each round (`checks.Agreement`), in the reverse order of the parameters. A bucket always has all
+its members: zeros stand for what is frozen on this rank. So parameters may be frozen on some ranks only, and those
+that are new travel as they are for a round. The first round of a job travels as it is, and so does every round on one
+host or with ranks that are out of data.
 """
 
 from __future__ import annotations
@@ -127,7 +128,7 @@ class CompressedCarrier(Carrier):
         self.counts = {"overlapped": 0, "late": 0}  # buckets whose last collective was sent in backward, or after it
         self._waits: dict[int, set[int]] = {}
         self._basis: Any = None
-        self._told = False
+        self._announced = False
         self._agreed = False  # the ranks may have compressed in this round
         compressor.bind(exchange)
         exchange.wire.agreement.setting = self._setting
@@ -144,8 +145,8 @@ class CompressedCarrier(Carrier):
             return
         wire, agreement = self.exchange.wire, self.exchange.wire.agreement
         hosts = hosts_in(wire.process_set)
-        if hosts == 1 and not self._told:
-            self._told = True
+        if hosts == 1 and not self._announced:
+            self._announced = True
             if _core.rank() == wire.process_set.ranks[0]:
                 line = f"compression={self.compressor!r}: all ranks are on one host, so gradients travel as they are"
                 print(f"hvdlite: {line}", file=sys.stderr, flush=True)
@@ -311,7 +312,7 @@ class CompressedCarrier(Carrier):
             for arrive in arrivals:
                 arrive()
 
-        flight = Flight(numbers, _Landing(self, job), take)
+        flight = Flight(numbers, _BucketWait(self, job), take)
         self.exchange.in_flight.update(dict.fromkeys(numbers, flight))
         self.sent[index] = job
         job.step(block=False)
@@ -341,7 +342,7 @@ class CompressedCarrier(Carrier):
         return total if self.exchange.wire.shares is None else self.exchange.wire.shared(total)
 
 
-class _Landing:
+class _BucketWait:
     """What a flight waits for: the job of a bucket, while those of all buckets go on."""
 
     def __init__(self, carrier: CompressedCarrier, job: Job) -> None:
@@ -354,6 +355,6 @@ class _Landing:
         jobs = [self.job, *self.carrier.sent.values()]
         while not self.job.done():
             # Of those in the earliest stage on any rank, each rank has sent the collective: so one of them ends.
-            under_way = [job for job in jobs if not job.done()]
-            min(under_way or jobs, key=lambda job: job.stage).step()
+            unfinished = [job for job in jobs if not job.done()]
+            min(unfinished or jobs, key=lambda job: job.stage).step()
         return self.job.wait()

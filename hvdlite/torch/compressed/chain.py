@@ -1,4 +1,8 @@
-"""A job of a bucket made of ordinary collectives, one after the other: each is started with the result of the last."""
+"""A job of a bucket made of ordinary collectives, one after the other.
+
+Each collective is started with the result of the one before it, and the last result goes into the gradients. What a
+signal handler interrupts is made once more: so nothing is written but by `finish`, which writes the same each time.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
-"""What may `compression=` be beside a class of `compress` and `decompress`, and which carrier is it?
+"""Choice of the carrier by an optimizer's `compression=`.
 
-A carrier knows the optimizer, which chooses it. So carriers are imported when one is made.
+Beside a class of `compress` and `decompress`, that may be a value which compresses buckets: `Quantized`, or one of
+the classes of this package. A carrier knows the optimizer, which chooses it here. So carriers are imported when one is
+made. A value itself holds options only, and may be given to several optimizers: each makes a compressor of its own.
 """
 
 from __future__ import annotations

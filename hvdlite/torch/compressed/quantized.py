@@ -1,4 +1,8 @@
-"""int8 and int4 in an optimizer: a bucket is one quantized sum, with a residual for each parameter."""
+"""int8 and int4 in an optimizer: a bucket is one quantized sum, with a residual for each parameter.
+
+The kernels write residuals when the first exchange of a bucket has succeeded. So a round that fails changes none.
+Statistics of what was given and of what arrived come from the same pass over the data.
+"""
 
 from __future__ import annotations
 

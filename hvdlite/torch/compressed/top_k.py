@@ -2,6 +2,7 @@
 
 With what is left kept on each rank and added to its next gradient (D. Alistarh et al., "The Convergence of Sparsified
 Gradient Methods", 2018). Every rank gathers the pairs of all and adds them in rank order, so all get the same bits.
+An index is an int32: it counts within a bucket, which has 25 MiB, or one gradient that is larger.
 """
 
 from __future__ import annotations

@@ -20,6 +20,7 @@ from ... import autotune, metrics
 from ...errors.user_warning import warn
 from ...ops import Average, Sum
 from ...training.gradient_tracker import GradientTracker
+from ..compressed.residual_methods import ResidualMethods
 from ..compressed.residuals import KEY, without
 from ..ops import plain
 from .averages import Combination
@@ -87,7 +88,7 @@ def _now() -> int:
     return 0 if _compiling() else monotonic_ns()
 
 
-class Distributed(Copyless):
+class Distributed(ResidualMethods, Copyless):
     """Gradients are averaged before the original's step."""
 
     @property
@@ -271,13 +272,6 @@ class Distributed(Copyless):
             self._hvd.restart()
         super().zero_grad(*args, **kwargs)  # type: ignore[misc]
 
-    def state_dict(self) -> dict[str, Any]:
-        """The original's state_dict. With compression that keeps residuals, these are under ``"hvdlite"``."""
-        state: dict[str, Any] = super().state_dict()  # type: ignore[misc]
-        if self._hvd is not None and self._hvd.carrier.keeps:
-            state[KEY] = self._hvd.carrier.kept()
-        return state
-
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """The original's load_state_dict; backward passes are counted anew."""
         if self._hvd is not None:
@@ -285,22 +279,6 @@ class Distributed(Copyless):
         super().load_state_dict(without(state_dict))  # type: ignore[misc]
         if self._hvd is not None and self._hvd.carrier.keeps:
             self._hvd.carrier.keep(state_dict.get(KEY))
-
-    def collect_residuals(self, root_rank: int = 0) -> None:
-        """Add up on one rank what compression has lost on all ranks. The others begin with zeros.
-
-        Call it on all ranks before a checkpoint that one rank saves for all. Without compression it does nothing.
-
-        Args:
-            root_rank (int): global rank that keeps the sum. Default: 0.
-
-        Raises:
-            HvdPeerLostError: if a rank dies or leaves the job.
-        """
-        if self._hvd is not None and self._hvd.carrier.keeps:
-            if self._hvd.tracker.in_flight():
-                self._hvd.finish()
-            self._hvd.carrier.collect(root_rank)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """The original's add_param_group; the new parameters are averaged, too, under numbered names."""
