@@ -1,7 +1,10 @@
 """A job of a bucket made of ordinary collectives, one after the other.
 
-Each collective is started with the result of the one before it, and the last result goes into the gradients. What a
-signal handler interrupts is made once more: so nothing is written but by `finish`, which writes the same each time.
+Each collective is started with the result of the one before it, and the last result goes into the gradients. PowerSGD
+and top-k are such chains.
+
+What a signal handler interrupts is made once more: so nothing is written but by `finish`, which writes the same each
+time. A chain that has failed has changed nothing.
 """
 
 from __future__ import annotations

@@ -13,12 +13,19 @@ from typing import TYPE_CHECKING, Any
 from ...errors.codes import coded
 from ...ops import Average, Sum
 from ...ops.quantized import Quantized
+from ...ops.wire import wire_compression
+from ..compression import Compression
 
 if TYPE_CHECKING:
     from ..optimizer.reducer import Exchange
     from .carrier import CompressedCarrier, Compressor
 
 _SPECS = {"power_sgd": "PowerSGD", "top_k": "TopK", "accordion": "Accordion"}  # by module of this package
+
+
+def of_job(compression: Any, op: Any, shard: Any) -> Any:
+    """What the script gave, or what the job's option `wire` names, where an optimizer can have it."""
+    return wire_compression(compression, Compression) if not shard and op in (Average, Sum) else compression
 
 
 def in_buckets(compression: Any, op: int) -> bool:

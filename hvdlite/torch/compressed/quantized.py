@@ -2,6 +2,9 @@
 
 The kernels write residuals when the first exchange of a bucket has succeeded. So a round that fails changes none.
 Statistics of what was given and of what arrived come from the same pass over the data.
+
+The compressor of an optimizer holds what the optimizer keeps between rounds, which the user's value, an option of
+several optimizers perhaps, does not.
 """
 
 from __future__ import annotations

@@ -38,7 +38,6 @@ from ...errors.codes import coded
 from ...errors.user_warning import warn
 from ...lifecycle.init import incarnations
 from ...ops import Adasum, Average, Sum, op_of
-from ...ops.wire import wire_compression
 from ...process_sets.process_set import ProcessSet, global_process_set
 from ...rendezvous import elastic_member
 from ...training.gradient_tracker import GradientTracker
@@ -126,11 +125,9 @@ def DistributedOptimizer(
         >>> weight.tolist()
         [3.5]
     """
-    if not shard and op in (Average, Sum):
-        compression = wire_compression(compression, Compression)
+    compression, weighted = choice.of_job(compression, op, shard), isinstance(op, WeightedAverage)
     chosen = _checked(optimizer, process_set, gradient_predivide_factor, op, compression)
-    in_buckets = choice.in_buckets(compression, Sum if isinstance(op, WeightedAverage) else chosen)
-    size, weighted = _core.size(), isinstance(op, WeightedAverage)
+    in_buckets, size = choice.in_buckets(compression, Sum if weighted else chosen), _core.size()
     GradientTracker(backward_passes_per_step)  # its check, for one rank as well
     pairs = named(optimizer, named_parameters)
     names = {} if named_parameters is None else dict(pairs)
@@ -143,11 +140,8 @@ def DistributedOptimizer(
     if sharding is not None:
         sharded.refuse(optimizer, pairs, op if weighted else chosen, compression, members, sharding)
         sharding.warn_of_one_rank(alone)
-    for parameter, name in pairs:
-        if parameter.is_complex() and not combines:
-            raise ValueError(
-                f"parameter {name!r} is {parameter.dtype}, which cannot be averaged: keep it as two reals [HVD202]"
-            )
+    if not combines:
+        _refuse_complex(pairs)
     if not alone:
         suffix, serial = (suffix_for(each, process_set) for each in ([name for _, name in pairs], ["optimizer"]))
         pairs = [(parameter, name + suffix) for parameter, name in pairs]
@@ -205,6 +199,14 @@ def _checked(optimizer: Any, process_set: Any, gradient_predivide_factor: Any, o
             "a Compressor [HVD208]"
         )
     return chosen
+
+
+def _refuse_complex(pairs: Iterable[tuple[torch.Tensor, str]]) -> None:
+    for parameter, name in pairs:
+        if parameter.is_complex():
+            raise ValueError(
+                f"parameter {name!r} is {parameter.dtype}, which cannot be averaged: keep it as two reals [HVD202]"
+            )
 
 
 def refuse_wrappers(pairs: Iterable[tuple[torch.Tensor, str]]) -> None:
