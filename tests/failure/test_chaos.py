@@ -12,8 +12,9 @@ from pathlib import Path
 import chaos
 import pytest
 from chaotic import left, plan
+from ranks import everything
 
-SEEDS = (13, 18, 19, 37, 50, 74, 83, 94, 98, 156)
+SEEDS = (13, 19, 50, 83, 98, *everything(18, 37, 74, 94, 156))
 LATE = (90083, 90197, 633)
 JOBS = 2
 LEAVES = """

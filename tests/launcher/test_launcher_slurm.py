@@ -7,6 +7,7 @@ from pathlib import Path
 import mpis
 import pytest
 from hosts import needs_hosts
+from ranks import everything
 
 pytestmark = needs_hosts
 JOBS = Path(__file__).resolve().parents[2] / "examples" / "batch"
@@ -19,7 +20,7 @@ def quiet(tmp_path):
     return {"XDG_CONFIG_HOME": str(tmp_path), "OMP_NUM_THREADS": "1"}
 
 
-@pytest.mark.parametrize("slots", ["2,2", "2,1"])
+@pytest.mark.parametrize("slots", ["2,1", *everything("2,2")])
 def test_srun_needs_neither_mpi_nor_a_launcher(slurm, quiet, slots):
     count = sum(map(int, slots.split(",")))
     ranks = ["-N2", f"-n{count}", "--ntasks-per-node=2", "--mpi=none", "--distribution=block"]

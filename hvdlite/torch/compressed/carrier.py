@@ -31,7 +31,7 @@ from ..optimizer.checks import SETTING
 from ..optimizer.failed_backward import PRIORITY
 from ..optimizer.gradient_codec import Flight
 from ..optimizer.gradient_memory import written
-from .residuals import Residuals
+from .residuals import Residuals, saved_name
 
 if TYPE_CHECKING:
     from ..optimizer.reducer import Exchange
@@ -260,7 +260,7 @@ class CompressedCarrier(Carrier):
             self.compressor.residuals.scaled_by(scaler.get_scale)
 
     def _named(self, number: int) -> str:
-        return self.exchange.wire.names[number].removesuffix(self.exchange.wire.suffix)
+        return saved_name(self.exchange.wire.names[number])
 
     def kept(self) -> dict[str, Any]:
         """For a state_dict."""

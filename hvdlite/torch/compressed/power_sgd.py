@@ -23,7 +23,7 @@ from ...ops import Sum
 from ..ops import plain
 from .carrier import Gradients
 from .chain import Chain, nothing
-from .residuals import Residuals
+from .residuals import Residuals, saved_name
 
 if TYPE_CHECKING:
     from ..optimizer.reducer import Exchange
@@ -117,14 +117,14 @@ class PowerSGDCompressor:
         """What all ranks have in common, for a state. Of another job it is nothing: ranks may have joined."""
         if self._incarnation != incarnations():
             self.take({})
-        names = [name.removesuffix(self._suffix) for name in self._names]
-        return {"rounds": self.rounds, "q": {names[number]: each.clone() for number, each in self._q.items()}}
+        q = {saved_name(self._names[number]): each.clone() for number, each in self._q.items()}
+        return {"rounds": self.rounds, "q": q}
 
     def take(self, shared: dict[str, Any]) -> None:
         """What `shared` has returned; nothing: begin anew."""
         self._incarnation = incarnations()
         self.rounds = int(shared.get("rounds", 0))
-        number_of = {name.removesuffix(self._suffix): number for number, name in enumerate(self._names)}
+        number_of = {saved_name(name): number for number, name in enumerate(self._names)}
         self._q = {number_of[name]: each.clone() for name, each in shared.get("q", {}).items() if name in number_of}
 
     def _q_of(self, number: int, k: int, rank: int) -> torch.Tensor:

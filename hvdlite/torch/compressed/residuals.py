@@ -7,6 +7,7 @@ and loaded by that rank in a job of as many ranks. It is dropped when another jo
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +18,7 @@ from ...errors.user_warning import warn
 from ...lifecycle.init import incarnations
 
 KEY = "hvdlite"  # of a state_dict
+_COUNT = re.compile(r"#\d+$")
 
 
 class Residuals:
@@ -114,6 +116,11 @@ def _of_another(state: dict[str, Any], found: dict[str, torch.Tensor]) -> str | 
 def _misfit(found: dict[str, torch.Tensor], number_of: dict[str, tuple[int, int]]) -> str | None:
     wrong = next((name for name, each in found.items() if number_of.get(name, (0, -1))[1] != each.numel()), None)
     return None if wrong is None else f"{wrong!r} is no parameter of that size here"
+
+
+def saved_name(name: str) -> str:
+    """Of a parameter, without the count of optimizers that its collectives have."""
+    return _COUNT.sub("", name)
 
 
 def without(state: dict[str, Any]) -> dict[str, Any]:
