@@ -1,4 +1,4 @@
-"""Comm hook of DistributedDataParallel that compresses gradients: what is a bucket's chain of collectives?
+"""Comm hook of DistributedDataParallel that compresses gradients: a bucket is a chain of collectives.
 
 Between hosts a bucket in int8 or int4 is a quantized sum (hvdlite/ops/quantized_sum.py), and its small gradients are
 one more allreduce. What a hook starts goes on whenever a later hook runs, so chains overlap with backward; the end of
@@ -174,12 +174,12 @@ class _Chains:
 
     def __init__(self) -> None:
         self.turn, self.count = threading.RLock(), 0
-        self.under_way: list[QuantizedSum] = []
+        self.in_flight: list[QuantizedSum] = []
 
     def add(self, chain: QuantizedSum) -> None:
         """Its first request is sent, and that of each other one which needs no waiting."""
         chain.begin()
-        self.under_way.append(chain)
+        self.in_flight.append(chain)
         self.go_on()
 
     def go_on(self) -> bool:
@@ -187,7 +187,7 @@ class _Chains:
         if not self.turn.acquire(blocking=False):
             return False
         try:
-            self.under_way[:] = [chain for chain in self.under_way if not chain.done()]
+            self.in_flight[:] = [chain for chain in self.in_flight if not chain.done()]
         finally:
             self.turn.release()
         return True
@@ -196,9 +196,9 @@ class _Chains:
         """Wait until it is over."""
         with self.turn:
             while not chain.over():
-                under_way = [each for each in list(self.under_way) if not each.done()]
-                if under_way:  # else it has ended just now
-                    min(under_way, key=lambda each: each.stage).step()
+                in_flight = [each for each in list(self.in_flight) if not each.done()]
+                if in_flight:  # else it has ended just now
+                    min(in_flight, key=lambda each: each.stage).step()
             self.go_on()
 
 
