@@ -107,11 +107,11 @@ class Watch:
         self._last = dict(zip(self._last, zip(flat[::2], flat[1::2])))
         return self._last
 
-    def named(self) -> dict[str, tuple[GradientStats, GradientStats]]:
-        """Of the last round."""
+    def named(self, names: dict[torch.Tensor, str]) -> dict[str, tuple[GradientStats, GradientStats]]:
+        """Of the last round. names: without what makes them unlike those of other optimizers."""
         wire = self._exchange.wire
         return {
-            wire.names[number].removesuffix(wire.suffix): (_stats(given), _stats(result))
+            names.get(wire.parameters[number], wire.names[number]): (_stats(given), _stats(result))
             for number, (given, result) in sorted(self._on_cpu().items())
         }
 
@@ -231,10 +231,7 @@ def gradient_stats(optimizer: Any) -> dict[str, tuple[GradientStats, GradientSta
     if not watch:
         raise ValueError("gradient_stats has nothing to return: call hvd.watch_gradients(optimizer) before [HVD229]")
     if isinstance(watch, Watch):
-        return watch.named()
-    alone = {name: measured(each.grad) for each, name in _names(optimizer) if each.grad is not None}
+        return watch.named(optimizer._hvd_names)
+    names: dict[torch.Tensor, str] = optimizer._hvd_names
+    alone = {name: measured(each.grad) for each, name in names.items() if each.grad is not None}
     return {name: (_stats(each), _stats(each)) for name, each in alone.items()}
-
-
-def _names(optimizer: Any) -> list[tuple[torch.Tensor, str]]:
-    return list(optimizer._hvd_names.items())
