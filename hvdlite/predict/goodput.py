@@ -1,21 +1,20 @@
-"""Goodput and batch size: the noise scale of gradients, efficiency, and the learning rate that fits.
+"""Goodput of batch sizes: samples of the first batch size that a job is worth in a unit of time.
 
-Noise: S. McCandlish et al., arXiv 1812.06162, appendix A. Of n ranks with b samples each, with m the mean of |g_k|^2
-and s = |mean of g_k|^2, (n s - m) / (n - 1) estimates |G|^2, and (m - s) b n / (n - 1) the variance of one sample's
-gradient, summed over its elements. One rank takes two gradients that follow each other for those of two ranks. Averages
-of both come first, then the ratio phi.
+How noisy gradients are, and what a batch is worth for that, is in hvdlite.training.noise. The time of a step comes from
+a prediction or a measurement.
 
-Efficiency and goodput: A. Qiao et al., Pollux, OSDI 2021, section 3. Gain: T. Johnson et al., AdaScale, ICML 2020.
+Goodput: A. Qiao et al., Pollux, OSDI 2021, section 3.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
+from ..training.noise import Noise, efficiency, gain
+
+__all__ = ["Advice", "Noise", "advise", "efficiency", "gain"]
 
 
 class Advice(NamedTuple):
@@ -25,103 +24,6 @@ class Advice(NamedTuple):
     batch: int
     goodput: float
     gain: float
-
-
-class Noise:
-    """Running estimate of the gradient noise scale (McCandlish et al., 2018, appendix A).
-
-    ``square`` is the estimate of ``|G|^2``, and ``variance`` that of one sample's gradient. ``phi`` is their ratio
-    ``variance / |G|^2``: the batch at which noise and gradient are equal.
-
-    Args:
-        smooth (float): the share of its averages that a step keeps, from 0 to below 1. Default: 0.999.
-
-    Raises:
-        ValueError: ``smooth`` is out of range.
-
-    Example:
-        >>> from hvdlite import predict
-        >>> noise = predict.Noise()
-        >>> noise.add([3.0, 5.0], mean_square=3.5, batch=32)
-        >>> round(noise.square, 6), round(noise.variance, 6)
-        (3.0, 32.0)
-    """
-
-    def __init__(self, smooth: float = 0.999) -> None:
-        if not 0 <= smooth < 1:
-            raise ValueError(f"smooth is {smooth}: it must be at least 0 and below 1 [HVD008]")
-        self.smooth = smooth
-        self._square = self._variance = self._weight = 0.0
-        self._last: NDArray[np.float64] | None = None
-
-    def add(self, squares: Sequence[float], mean_square: float, batch: int) -> None:
-        """Add one step of several ranks.
-
-        Args:
-            squares (list of float): the squared norm of each rank's gradient.
-            mean_square (float): the squared norm of the mean gradient.
-            batch (int): the number of samples of each rank.
-
-        Raises:
-            ValueError: there are fewer than two ranks, or a number is not finite.
-        """
-        n = len(squares)
-        if n < 2 or batch < 1:
-            raise ValueError(f"noise needs the gradients of two ranks and a sample each, not {n} and {batch} [HVD008]")
-        m, k = float(np.mean(squares)), self.smooth
-        if not math.isfinite(m) or not math.isfinite(mean_square):
-            raise ValueError(f"squares of norms must be finite, not {m} on average and {mean_square} [HVD008]")
-        self._square = k * self._square + (1 - k) * (n * mean_square - m) / (n - 1)
-        self._variance = k * self._variance + (1 - k) * (m - mean_square) * batch * n / (n - 1)
-        self._weight = k * self._weight + 1 - k
-
-    def add_alone(self, gradient: NDArray[np.float64], batch: int) -> None:
-        """Add one step of a single rank, which is compared with the step before.
-
-        Args:
-            gradient (array): the gradient.
-            batch (int): the number of samples.
-
-        Raises:
-            ValueError: the gradient is not finite.
-        """
-        now, last = np.array(gradient, np.float64).ravel(), self._last
-        if last is not None:
-            mean = (now + last) / 2
-            self.add([float(now @ now), float(last @ last)], float(mean @ mean), batch)
-        self._last = now
-
-    @property
-    def square(self) -> float:
-        """``|G|^2``; 0 before the first step."""
-        return self._square / self._weight if self._weight else 0.0
-
-    @property
-    def variance(self) -> float:
-        """Of one sample's gradient, summed over its elements; 0 before the first step."""
-        return self._variance / self._weight if self._weight else 0.0
-
-    @property
-    def phi(self) -> float:
-        """``variance / |G|^2``: the batch at which noise and gradient are equal.
-
-        Raises:
-            ValueError: while the estimate of ``|G|^2`` is not above zero. There was no step yet, or noise hides the
-                gradient until more steps are averaged.
-        """
-        if not self.square > 0:
-            raise ValueError(f"|G|^2 is estimated as {self.square}: more steps are needed [HVD008]")
-        return max(self.variance, 0.0) / self.square
-
-
-def efficiency(phi: float, batch: float, first: float) -> float:
-    """What a sample of a batch is worth, beside one of the batch size that training was set up with (first)."""
-    return (phi + first) / (phi + batch)
-
-
-def gain(phi: float, batch: float, first: float) -> float:
-    """The factor of the learning rate that was set up for `first`."""
-    return (phi / first + 1) / (phi / batch + 1)
 
 
 def advise(phi: float, first: int, time_of: Callable[[int], float], batches: Iterable[int]) -> Advice:

@@ -27,7 +27,14 @@ if TYPE_CHECKING:
     from .compressed.power_sgd import PowerSGD
     from .compressed.top_k import TopK
     from .consistency import check_consistency
-    from .optimizer import DistributedOptimizer, WeightedAverage, uneven_inputs
+    from .optimizer import (
+        DistributedOptimizer,
+        WeightedAverage,
+        gradient_stats,
+        noise_scale,
+        uneven_inputs,
+        watch_gradients,
+    )
     from .sharded_checkpoint import load_sharded, save_sharded
     from .state_broadcast import broadcast_optimizer_state, broadcast_parameters, broadcast_state
     from .sync_batch_norm import SyncBatchNorm, convert_sync_batchnorm
@@ -40,7 +47,14 @@ _LATER = {  # on first use: more than half of the import, and not needed for tor
     "compressed.top_k": ("TopK",),
     "consistency": ("check_consistency",),
     "sharded_checkpoint": ("load_sharded", "save_sharded"),
-    "optimizer": ("DistributedOptimizer", "WeightedAverage", "uneven_inputs"),
+    "optimizer": (
+        "DistributedOptimizer",
+        "WeightedAverage",
+        "gradient_stats",
+        "noise_scale",
+        "uneven_inputs",
+        "watch_gradients",
+    ),
     "state_broadcast": ("broadcast_optimizer_state", "broadcast_parameters", "broadcast_state"),
     "sync_batch_norm": ("SyncBatchNorm", "convert_sync_batchnorm"),
 }
@@ -96,10 +110,13 @@ __all__ = [
     "convert_sync_batchnorm",
     "elastic",
     "empty",
+    "gradient_stats",
     "load_sharded",
+    "noise_scale",
     "save_sharded",
     "sparse_allreduce_async",
     "uneven_inputs",
+    "watch_gradients",
 ]
 __all__ += _api.__all__
 __all__ += [

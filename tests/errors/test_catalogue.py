@@ -35,6 +35,7 @@ EXEMPT = {  # (file, function or class.function): reason
     ("hvdlite/__init__.py", "__getattr__"): PYTHONS,
     ("hvdlite/lifecycle/uncaught.py", "_to_user: print"): "the traceback of an error that has a code",
     ("hvdlite/torch/__init__.py", "__getattr__"): PYTHONS,
+    ("hvdlite/torch/distributed/__init__.py", "__getattr__"): PYTHONS,
     ("hvdlite/tensorflow/__init__.py", "__getattr__"): PYTHONS,
     ("hvdlite/torch/sharded_checkpoint.py", "_Job._read_rest"): QUOTED,
     ("hvdlite/torch/sharded_checkpoint.py", "_require_plain"): QUOTED,

@@ -15,18 +15,33 @@ Tensors lie in CPU memory or on a GPU of CUDA; one group takes both. CUDA tensor
 else by way of the CPU: tested with a stand-in for the driver, not yet on a real GPU. Up to torch 2.13 this group also
 gets all tensors of "cpu:hvdlite,cuda:nccl".
 
+`ddp.register_comm_hook(CompressionState(hvd.Compression.int8), compress_hook)` compresses gradients between hosts.
+
 docs/guides/torch-distributed.md lists which calls work and which raise.
 """
 
 from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
 from ..._torch_backend import register
 from ...errors import HvdInitError
 
-__all__ = ["register"]
+if TYPE_CHECKING:
+    from .compression import CompressionState, compress_hook
+
+__all__ = ["CompressionState", "compress_hook", "register"]
 
 if not dist.is_available():
     raise HvdInitError("this PyTorch was built without torch.distributed: backend hvdlite needs it [HVD106]")
 register()
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(f"{__name__}.compression"), name)  # a group is made without it
+    return value

@@ -20,6 +20,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch
 
@@ -43,9 +44,7 @@ class Exchange(Skipping):
     """Names, hooks, and gradients in flight."""
 
     def __init__(self, wire: Wire, passes_per_step: int) -> None:
-        self.serial = next(_serials)
-        self.wire = wire
-        self.tracker = GradientTracker(passes_per_step)
+        self.serial, self.wire, self.tracker = next(_serials), wire, GradientTracker(passes_per_step)
         self.carrier: Carrier = EachAlone(self)
         self.in_flight: dict[int, Flight] = {}
         self.order = ReadyOrder()
@@ -59,13 +58,13 @@ class Exchange(Skipping):
         self._task, self._pass, self._nested = -1, -1, False
         self._plain = True  # in this round no gradient needed a guard
         self._first_pass = False  # the next pass is the first of a step, and not of all
-        self.memory = GradientMemory()
         self.failed: list[Exchange] | None = None  # a pass with an exception has reached these
-        self.skips = Skips()
+        self.memory, self.skips = GradientMemory(), Skips()
         self.behind: str | None = None  # by an exception: why this rank may not take the step that the others take
         self.void: Mark | None = None  # made when a pass failed
         self.resting = False  # what a skip has left is dropped, and no pass has begun since: no rank steps
         self.untaken: Untaken | None = None  # a round is complete, and no step was taken since
+        self.watch: Any = None  # a `Watch`
         self._late: dict[int, None] = {}  # due, but hooks of their parameter may yet change them
 
     def add(self, parameter: torch.Tensor, name: str) -> None:
@@ -237,6 +236,8 @@ class Exchange(Skipping):
     def _go(self, numbers: Sequence[int], quiet: bool) -> None:
         if self.wire.start.looks_at_data():
             self.wire.note_data(numbers)
+        if self.watch is not None:
+            self.watch.sent(numbers)
         self.carrier.all_ready(numbers, quiet)
         self.tracker.all_sent(numbers)
         self.order.ready(numbers)
@@ -293,6 +294,7 @@ class Exchange(Skipping):
                         raise
                     skipped = skipped or skip_error(error)
                     failure = skipped or (failure if wait != self.wire.round_over else None) or parted(error) or error
+            failure = failure or (self.watch and self.watch.arrived(list(self.in_flight)))
             self.in_flight.clear()
             if failure is None:
                 self.untaken = Untaken(self.wire.parameters)
