@@ -23,7 +23,7 @@ from ..lifecycle.init import incarnations
 from ..ops.arguments import Average
 from ..ops.quantized import Quantized
 from ..ops.quantized_sum import Member, QuantizedSum
-from ..process_sets.levels import hosts_in
+from ..process_sets.levels import why_plain
 from ..process_sets.process_set import ProcessSet
 from ..rendezvous import elastic_member
 
@@ -84,12 +84,13 @@ class QuantizedLists:
 
     def matters(self) -> bool:
         """Whether ranks are on several hosts, or may be while a graph that is made now lives. Rank 0 says so if not."""
-        if hosts_in(self.process_set) > 1 or elastic_member.is_elastic():
+        why = why_plain(self.process_set)
+        if why is None or elastic_member.is_elastic():
             return True
         if not _announced:
             _announced.append(None)
             if _core.rank() == self.process_set.ranks[0]:
-                line = f"compression={self.compression!r}: all ranks are on one host, so gradients travel as they are"
+                line = f"compression={self.compression!r}: {why}, so gradients travel as they are"
                 print(f"hvdlite: {line}", file=sys.stderr, flush=True)
         return False
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from .. import _core
 from .._core import ffi
-from ..process_sets.levels import hosts_in
+from ..process_sets.levels import why_plain
 from .adapter import Adapter, T
 from .arguments import Average, Sum, Terms
 from .quantized_sum import Member, QuantizedSum
@@ -113,14 +113,14 @@ def check_call(compression: Quantized, dtypes: Sequence[int], name: str | None, 
 def reduced(
     adapter: Adapter[T], compression: Quantized, tensors: Sequence[Any], name: str | None, terms: Terms
 ) -> list[T] | None:  # fmt: skip
-    """The tensors reduced over the ranks, new; None: all ranks are on one host, and they shall travel as they are.
+    """The tensors reduced over the ranks, new; None: they shall travel as they are.
 
     ValueError for an op or a dtype that cannot be rounded, and for feedback without a name.
     """
     given = [adapter.accept(tensor) for tensor in tensors]
     views = [adapter.view(each) for each in given]
     check_call(compression, [view.dtype for view in views], name, terms)
-    if hosts_in(terms.process_set) == 1:
+    if why_plain(terms.process_set) is not None:
         return None
     sources = [_float32(adapter, each, view) for each, view in zip(given, views)]
     targets = [adapter.like(source, view.shape) for source, view in zip(sources, views)]

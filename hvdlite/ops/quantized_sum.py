@@ -287,8 +287,10 @@ class QuantizedSum:
         base = ffi.cast("unsigned char *", came.address)
         for rows in came.rows_of:
             at += rows
-            heads.append(_HEAD.unpack(bytes(ffi.buffer(base + (at - 1) * self._row, _HEAD.size))))
-        if len(set(heads)) > 1:
+            none = rows < 1  # which no rank gives
+            heads.append((0, 0) if none else _HEAD.unpack(bytes(ffi.buffer(base + (at - 1) * self._row, _HEAD.size))))
+        due = [self._rows_of(rank) + 1 for rank in range(self._job.ranks)]
+        if len(set(heads)) > 1 or list(came.rows_of) != due:
             self._error = self._error or self._differ(heads)
             return
         lib.hvd_quantized_decode(self._job, base, self._row)
@@ -312,7 +314,7 @@ class QuantizedSum:
         return (self._cut[rank + 1] - self._cut[rank]) * self._block // self._row
 
     def _differ(self, heads: list[tuple[int, int]]) -> HvdMismatchError:
-        other = next(r for r, head in enumerate(heads) if head != heads[0])
+        other = next((r for r, head in enumerate(heads) if head != heads[0]), 0)
         of = "" if self.name is None else f" of {self.name!r}"
         return HvdMismatchError(
             f"compression: the ranks give different tensors{of}: rank {self.ranks[0]} gives {heads[0][0]} elements, "

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from .. import _core
-from .._core import byte_exchange
+from .._core import byte_exchange, nan_guard
 from .process_set import ProcessSet, number_of, on_new_incarnation, open_among
 
 _host_of: list[int] = []  # by rank; empty: all ranks are on one host
@@ -34,6 +34,13 @@ def use_hosts(host_of: Sequence[int]) -> None:
 def hosts_in(process_set: ProcessSet) -> int:
     """On how many hosts the ranks of a set are. Not a collective."""
     return len({_host_of[rank] for rank in process_set.ranks}) if _host_of else 1
+
+
+def why_plain(process_set: ProcessSet) -> str | None:
+    """Why tensors of this set travel as they are, though compression is asked for. None: they are compressed."""
+    if hosts_in(process_set) == 1:
+        return "all ranks are on one host"
+    return "HVDLITE_NAN_GUARD looks at what is reduced" if nan_guard.looks() else None
 
 
 def levels_of(process_set: ProcessSet) -> Levels:

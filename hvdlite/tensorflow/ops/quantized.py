@@ -21,7 +21,7 @@ from ...errors import HvdNotYetError
 from ...keras.quantized_lists import Entry, QuantizedLists
 from ...ops import Terms
 from ...ops.quantized import Quantized, check_call, reduced
-from ...process_sets.levels import hosts_in
+from ...process_sets.levels import why_plain
 from ...process_sets.process_set import number_of
 from ...rendezvous import elastic_member
 from ..adapter import aligned, array_of, check_dtype, tensor_of
@@ -44,7 +44,7 @@ def single(
         check_call(compression, [check_dtype(tensor.dtype) for tensor in given], name, terms)
         number = number_of(terms.process_set)
         in_graph = not tf.executing_eagerly()
-        if hosts_in(terms.process_set) == 1 and not (in_graph and elastic_member.is_elastic()):
+        if why_plain(terms.process_set) is not None and not (in_graph and elastic_member.is_elastic()):
             return None
         called = name_in_graph(name, number) if in_graph else name
 
@@ -72,7 +72,7 @@ def of_list(
 
     def arrays_of(*arrays: Any) -> _Arrays:
         with translated("allreduce", prefix):
-            if hosts_in(lists.process_set) == 1:
+            if why_plain(lists.process_set) is not None:
                 handles = [eager._allreduce(array, name, terms) for array, name in zip(arrays, names)]
                 return [handle.wait() for handle in handles]
             sources = [np.ascontiguousarray(array, np.float32).reshape(np.shape(array)) for array in arrays]

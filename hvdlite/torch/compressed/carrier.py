@@ -24,7 +24,7 @@ import torch
 from ... import _core
 from ...lifecycle.init import incarnations
 from ...ops import Sum
-from ...process_sets.levels import hosts_in
+from ...process_sets.levels import why_plain
 from ..ops import plain
 from ..optimizer.buckets import Carrier, EachAlone
 from ..optimizer.checks import SETTING
@@ -144,16 +144,16 @@ class CompressedCarrier(Carrier):
         if self.begun:
             return
         wire, agreement = self.exchange.wire, self.exchange.wire.agreement
-        hosts = hosts_in(wire.process_set)
-        if hosts == 1 and not self._announced:
+        why = why_plain(wire.process_set)
+        if why is not None and not self._announced:
             self._announced = True
             if _core.rank() == wire.process_set.ranks[0]:
-                line = f"compression={self.compressor!r}: all ranks are on one host, so gradients travel as they are"
+                line = f"compression={self.compressor!r}: {why}, so gradients travel as they are"
                 print(f"hvdlite: {line}", file=sys.stderr, flush=True)
         known = agreement.incarnation == incarnations() and agreement.counted
         basis: Any = None
-        self._agreed = bool(hosts > 1 and known)
-        if hosts > 1 and known and not wire.uneven and self.compressor.begin():
+        self._agreed = bool(why is None and known)
+        if why is None and known and not wire.uneven and self.compressor.begin():
             basis = known, tuple(agreement.silent)
         if basis != self._basis:
             self._basis = basis

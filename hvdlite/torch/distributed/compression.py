@@ -22,7 +22,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from ...lifecycle.init import incarnations
 from ...ops.quantized import Quantized
 from ...ops.quantized_sum import Member, QuantizedSum
-from ...process_sets.levels import hosts_in
+from ...process_sets.levels import why_plain
 from ..compression import BF16Compressor, FP16Compressor, NoneCompressor
 from .group import HvdProcessGroup
 from .work import HvdWork, named
@@ -137,7 +137,7 @@ def compress_hook(state: Any, bucket: Any) -> Any:
     if bucket.index() == 0:
         state.begin()
     buffer = bucket.buffer()
-    if hosts_in(group._set) == 1 or buffer.dtype not in _TAKEN:
+    if why_plain(group._set) is not None or buffer.dtype not in _TAKEN:
         return _as_it_is(group, bucket)
     return _reduced(state, group, bucket, buffer)
 
