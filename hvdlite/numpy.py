@@ -22,8 +22,7 @@ from ._api import *  # noqa: F403
 from ._core.memory import block, shape_of
 from .ops import Collectives
 from .ops.adapter import View
-from .ops.arguments import Compressor, NoneCompressor
-from .ops.quantized import Quantized
+from .ops.arguments import Compressor, NoneCompressor, Quantized
 
 if TYPE_CHECKING:
     from . import data

@@ -11,7 +11,7 @@ from __future__ import annotations
 from numbers import Real
 from typing import Any
 
-from ..ops.quantized import Quantized
+from ..ops.arguments import Quantized
 from ..process_sets.process_set import ProcessSet, number_of
 from .backend import keras
 

@@ -20,8 +20,7 @@ import numpy as np
 
 from .. import _core
 from ..lifecycle.init import incarnations
-from ..ops.arguments import Average
-from ..ops.quantized import Quantized
+from ..ops.arguments import Average, Quantized
 from ..ops.quantized_sum import Member, QuantizedSum
 from ..process_sets.levels import why_plain
 from ..process_sets.process_set import ProcessSet

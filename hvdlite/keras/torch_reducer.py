@@ -15,8 +15,7 @@ import torch
 
 from .. import metrics
 from ..ops import Average, Sum, op_of
-from ..ops.arguments import NoneCompressor, compress
-from ..ops.quantized import Quantized
+from ..ops.arguments import NoneCompressor, Quantized, compress
 from ..ops.wire import wire_compression
 from ..process_sets.process_set import ProcessSet, global_process_set
 from ..torch.compression import Compression

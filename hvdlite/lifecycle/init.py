@@ -26,7 +26,6 @@ from ..errors import HvdInitError, HvdNotYetError, HvdPeerLostError
 from ..errors.codes import coded, ending
 from ..mpi import hydra
 from ..process_sets import process_set, static
-from ..process_sets.levels import use_hosts
 from ..process_sets.open import use_links
 from ..process_sets.process_set import ProcessSet
 from ..rendezvous import bootstrap, discovery, elastic_member
@@ -175,7 +174,7 @@ def _init(comm: Any, process_sets: Sequence[ProcessSet] | str | None) -> None:
             elastic_member.update_environment(place)
         _state.links = _start(place, settings, store, layout)
         _state.store, _state.homogeneous, _state.aborts = store, layout is None or layout.homogeneous, False
-        use_hosts([] if layout is None else layout.host_of)
+        process_set.host_of[:] = [] if layout is None else layout.host_of
         use_links(_state.links)
         use_seals(Seals(*engine_options.of_job(settings, store, _state.inits), place.rank))
         _core.bound(settings.stall_limits()[1])

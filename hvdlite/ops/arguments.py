@@ -4,11 +4,13 @@ The public forms take Horovod's arguments and make a `Terms` of them; what submi
 reads it. Root ranks stay global here, as users name them; the rank inside a set is looked up at submission.
 
 A compressor belongs here too: it changes what travels. `Compressor` has two static functions, `compress(tensor)`, which
-returns a tensor and whatever `decompress` needs, and `decompress(tensor, ctx)`. Users may write their own.
+returns a tensor and whatever `decompress` needs, and `decompress(tensor, ctx)`. Users may write their own. `Quantized`
+is none of these: its values cannot be added as they travel (quantized_sum.py).
 """
 
 from __future__ import annotations
 
+import math
 from abc import ABCMeta
 from typing import Any, NamedTuple
 
@@ -151,6 +153,68 @@ class NoneCompressor(Compressor):
     def decompress(tensor: Any, ctx: Any) -> Any:
         """The tensor itself."""
         return tensor
+
+
+class Quantized:
+    """Compression of float tensors to 8 or 4 bits between hosts: ``hvd.Compression.int8`` and ``hvd.Compression.int4``.
+
+    Blocks of 256 elements share a float32 scale, which makes 3.94 or 7.76 times fewer bytes than float32. The sum is
+    made of the rounded values of each rank and rounded once more. All ranks get the same bits. A block with NaN or an
+    infinity becomes NaN on all ranks. Inside a host, tensors travel as they are. Call it to change an option.
+
+    Args:
+        feedback (bool, optional): keep what rounding has lost on this rank, and add it to what is sent the next time.
+            Default: True for optimizers, False for single calls, where it needs a ``name``.
+        least_bytes (int): gradients of fewer bytes travel as they are. Single calls always compress. Default: 16384.
+        bucket_mb (float): most MiB of gradients that travel together. Default: 25.
+
+    Returns:
+        Quantized: the same compression with other options.
+
+    Raises:
+        ValueError: for an invalid value.
+
+    Example:
+        >>> hvd.Compression.int8, hvd.Compression.int4(feedback=False).feedback
+        (Compression.int8, False)
+    """
+
+    def __init__(
+        self, bits: int, feedback: bool | None = None, least_bytes: int = 16384, bucket_mb: float = 25.0
+    ) -> None:  # fmt: skip
+        if bits not in (4, 8):
+            raise ValueError(f"compression in {bits!r} bits is not supported: use 8 or 4 [HVD208]")
+        if isinstance(least_bytes, bool) or not isinstance(least_bytes, int) or least_bytes < 0:
+            raise ValueError(f"compression: least_bytes={least_bytes!r} must be a whole number of at least 0 [HVD208]")
+        if isinstance(bucket_mb, bool) or not isinstance(bucket_mb, (int, float)) or not 0 < bucket_mb < math.inf:
+            raise ValueError(f"compression: bucket_mb={bucket_mb!r} must be a number above 0 [HVD208]")
+        self.bits, self.feedback, self.least_bytes, self.bucket_mb = bits, feedback, least_bytes, float(bucket_mb)
+
+    def __call__(
+        self, feedback: bool | None = None, least_bytes: int | None = None, bucket_mb: float | None = None
+    ) -> Quantized:
+        """Return a copy with other options."""
+        return Quantized(
+            self.bits,
+            self.feedback if feedback is None else bool(feedback),
+            self.least_bytes if least_bytes is None else least_bytes,
+            self.bucket_mb if bucket_mb is None else bucket_mb,
+        )
+
+    def __repr__(self) -> str:
+        return f"Compression.int{self.bits}"
+
+    def __reduce__(self) -> Any:
+        """Copies have the options, and begin with nothing kept."""
+        return Quantized, (self.bits, self.feedback, self.least_bytes, self.bucket_mb)
+
+    def refuse(self, op: int) -> None:
+        """ValueError for an op whose result rounded values would not be."""
+        if op not in (Average, Sum):
+            raise ValueError(
+                f"compression={self!r} needs op=hvd.Average or hvd.Sum: the {_core.op_name(op)} of rounded values is "
+                "not the rounded result [HVD208]"
+            )
 
 
 def compress(compression: Any, tensor: Any) -> tuple[Any, Any]:

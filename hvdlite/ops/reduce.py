@@ -16,10 +16,9 @@ from typing import Any
 from .. import _core
 from ..process_sets.process_set import ProcessSet, global_process_set, number_of, rank_in, share_of
 from .adapter import T
-from .arguments import Average, NoneCompressor, Terms, compress, full_name, reduction
+from .arguments import Average, NoneCompressor, Quantized, Terms, compress, full_name, reduction
 from .fast_path import DirectHandle, Quick
 from .handle import Handle
-from .quantized import Quantized, reduced
 from .tensors import group_of, placed
 
 
@@ -451,6 +450,8 @@ class Reductions(Quick[T]):
                 f"compression={compression!r} has no gradient: call it under torch.no_grad(), or detach the tensor "
                 "[HVD208]"
             )
+        from .quantized import reduced  # few programs need it
+
         return reduced(self.adapter, compression, tensors, name, terms)
 
     def reduced_async_(self, tensors: list[Any], name: str | None, terms: Terms) -> Handle:

@@ -7,14 +7,12 @@ the set, made once per job and set; where a host has one rank, or the set is on 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 from .. import _core
 from .._core import byte_exchange, nan_guard
-from .process_set import ProcessSet, number_of, on_new_incarnation, open_among
+from .process_set import ProcessSet, host_of, number_of, on_new_incarnation, open_among
 
-_host_of: list[int] = []  # by rank; empty: all ranks are on one host
 _known: dict[int, Levels] = {}  # by the number of the set
 
 
@@ -26,14 +24,9 @@ class Levels(NamedTuple):
     across: ProcessSet | None
 
 
-def use_hosts(host_of: Sequence[int]) -> None:
-    """A job begins, whose ranks are on these hosts."""
-    _host_of[:] = host_of
-
-
 def hosts_in(process_set: ProcessSet) -> int:
     """On how many hosts the ranks of a set are. Not a collective."""
-    return len({_host_of[rank] for rank in process_set.ranks}) if _host_of else 1
+    return len({host_of[rank] for rank in process_set.ranks}) if host_of else 1
 
 
 def why_plain(process_set: ProcessSet) -> str | None:
@@ -57,8 +50,8 @@ def levels_of(process_set: ProcessSet) -> Levels:
 
 def _opened(process_set: ProcessSet, number: int, hosts: int) -> Levels:
     me, ranks = _core.rank(), list(process_set.ranks)
-    inside = [rank for rank in ranks if _host_of[rank] == _host_of[me]]
-    firsts = [rank for rank in ranks if all(_host_of[each] != _host_of[rank] for each in ranks if each < rank)]
+    inside = [rank for rank in ranks if host_of[rank] == host_of[me]]
+    firsts = [rank for rank in ranks if all(host_of[each] != host_of[rank] for each in ranks if each < rank)]
     left = 4  # exchanges, in all of which each rank takes part: two for each set that a rank opens
 
     def of(some: list[int]) -> ProcessSet:

@@ -27,6 +27,7 @@ from ..errors.codes import coded
 from . import open
 from .open import Exchange
 
+host_of: list[int] = []  # by rank, the number of its host; empty: all ranks of the job are on one
 _lock = threading.RLock()
 _valid: dict[int, list[ProcessSet]] = {}  # by number; several objects may stand for one set
 _of_members: dict[int, ProcessSet] = {}  # likewise, those that only their members know

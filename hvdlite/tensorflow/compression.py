@@ -13,8 +13,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from ..ops.arguments import Compressor, NoneCompressor
-from ..ops.quantized import Quantized
+from ..ops.arguments import Compressor, NoneCompressor, Quantized
 
 
 class _Narrow(Compressor):

@@ -23,8 +23,7 @@ from ..keras.list_check import SAME_GRADIENTS, Listed
 from ..keras.naming import everywhere
 from ..keras.quantized_lists import QuantizedLists
 from ..ops import Average, Sum, Terms, op_of
-from ..ops.arguments import NoneCompressor, compress
-from ..ops.quantized import Quantized
+from ..ops.arguments import NoneCompressor, Quantized, compress
 from ..ops.wire import wire_compression
 from ..process_sets.process_set import ProcessSet, global_process_set
 from .compression import Compression

@@ -12,8 +12,7 @@ from typing import Any
 
 import torch
 
-from ..ops.arguments import Compressor, NoneCompressor
-from ..ops.quantized import Quantized
+from ..ops.arguments import Compressor, NoneCompressor, Quantized
 from .adapter import TorchAdapter
 
 _ADAPTER = TorchAdapter()

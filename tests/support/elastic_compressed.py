@@ -7,14 +7,12 @@ import os
 import sys
 import time
 
-import hvdlite.lifecycle.init
+import torch
+
+import hvdlite.torch as hvd
 from hvdlite.process_sets import levels
 
-hvdlite.lifecycle.init.use_hosts = lambda host_of: levels.use_hosts(list(range(len(host_of))))
-
-import torch  # noqa: E402
-
-import hvdlite.torch as hvd  # noqa: E402
+levels.hosts_in = lambda process_set: process_set.size()
 
 folder, name = sys.argv[1], os.environ["COMPRESSION"]
 POWER = hvd.PowerSGD(2, start_after=2, least_gain=1.0)

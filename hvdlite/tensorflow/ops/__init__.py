@@ -26,8 +26,7 @@ from ... import _core
 from ... import ops as _everybodys
 from ...errors import HvdArgumentError, HvdSparseError
 from ...ops import Average, Sum, Terms
-from ...ops.arguments import NoneCompressor, compress, reduction
-from ...ops.quantized import Quantized
+from ...ops.arguments import NoneCompressor, Quantized, compress, reduction
 from ...ops.tensors import group_of
 from ...process_sets.process_set import ProcessSet, global_process_set
 from ..errors import tensor_from, translated

@@ -20,7 +20,8 @@ import tensorflow as tf
 from ...errors import HvdNotYetError
 from ...keras.quantized_lists import Entry, QuantizedLists
 from ...ops import Terms
-from ...ops.quantized import Quantized, check_call, reduced
+from ...ops.arguments import Quantized
+from ...ops.quantized import check_call, reduced
 from ...process_sets.levels import why_plain
 from ...process_sets.process_set import number_of
 from ...rendezvous import elastic_member

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...errors.codes import coded
 from ...ops import Average, Sum
-from ...ops.quantized import Quantized
+from ...ops.arguments import Quantized
 from ...ops.wire import wire_compression
 from ..compression import Compression
 

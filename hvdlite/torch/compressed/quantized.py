@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ...ops.quantized import Quantized
+from ...ops.arguments import Quantized
 from ...ops.quantized_sum import Member, QuantizedSum
 from .carrier import Gradients
 from .residuals import Residuals

@@ -20,7 +20,7 @@ from torch.futures import Future
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from ...lifecycle.init import incarnations
-from ...ops.quantized import Quantized
+from ...ops.arguments import Quantized
 from ...ops.quantized_sum import Member, QuantizedSum
 from ...process_sets.levels import why_plain
 from ..compression import BF16Compressor, FP16Compressor, NoneCompressor
