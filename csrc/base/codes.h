@@ -176,6 +176,7 @@
 #define HVD425 "[HVD425] "
 #define HVD426 "[HVD426] "
 #define HVD427 "[HVD427] "
+#define HVD428 "[HVD428] "
 #define HVD450 "[HVD450] "
 #define HVD451 "[HVD451] "
 #define HVD452 "[HVD452] "
