@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 class Accordion:
     """Compression that changes between two ranks of PowerSGD, by how fast gradients change.
 
-    Each parameter uses ``low`` in the first window of ``every`` steps, after the learning rate has fallen, and after
-    the sum of its gradients' norms over a window has changed by ``threshold`` of it. Else it uses ``high``. The rule is
-    that of Agarwal et al., "Accordion" (2021), in whose experiments a window is ten epochs.
+    Each parameter uses ``low`` in the first window of ``every`` steps, and after the learning rate has fallen. It also
+    does after the sum of its gradients' norms over a window has changed by ``threshold`` of it. Else it uses ``high``.
+    The rule is that of Agarwal et al., "Accordion" (2021), in whose experiments a window is ten epochs.
 
     Args:
         low (PowerSGD): little compression, a higher rank. Its other options hold for both.
