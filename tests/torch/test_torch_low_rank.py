@@ -61,7 +61,7 @@ def test_full_rank_is_exact_and_what_is_not_finite_spoils_one_step_only():
     for step in range(8):
         given = torch.randn(40, 12, generator=chance)
         if step == 4 and hvd.rank() == 1:
-            given[3, 3] = math.inf
+            given[3, 3], given[5] = math.inf, math.nan
         mean = hvd.allreduce(given.clone(), name="mean")
         optimizer.zero_grad()
         ((weight * given).sum() + (nothing * 0).sum()).backward()
@@ -90,6 +90,9 @@ def test_top_k_of_whole_numbers_loses_nothing():
         (weight * mine).sum().backward()
         sent += weight.grad
     kept = optimizer.state_dict()["hvdlite"]["residuals"]["w"].double()
+    optimizer.zero_grad()
+    (weight * math.nan).sum().backward()
+    assert torch.equal(optimizer.state_dict()["hvdlite"]["residuals"]["w"].double(), kept)
     assert torch.equal(hvd.allreduce(given - kept, op=hvd.Sum, name="total"), sent)
 
 

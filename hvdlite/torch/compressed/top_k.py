@@ -126,7 +126,8 @@ class TopKCompressor:
             parts = zip(gradients.numbers, gradients.values, total.split(counts), left.split(counts))
             for number, value, part, rest in parts:
                 value.copy_((part * gradients.factor).view_as(value))
-                self.residuals.put(number, rest.clone())
+                if bool(part.isfinite().all()):  # else some rank's gradient is not, and nothing of it is kept
+                    self.residuals.put(number, rest.clone())
 
         return Chain([send], finish)
 

@@ -108,7 +108,7 @@ def DistributedOptimizer(
 
     Returns:
         torch.optim.Optimizer: a new object, also with ``synchronize``, ``skip_synchronize``, ``no_sync``,
-        ``set_backward_passes_per_step`` and ``register_comm_hook``.
+        ``set_backward_passes_per_step``, ``register_comm_hook`` and ``collect_residuals``.
 
     Raises:
         HvdNotInitializedError: before ``init``.
