@@ -29,7 +29,7 @@ def options() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description="Train a language model with compressed gradients.")
     parser.add_argument("--compression", choices=FORMS, default="int8")
     parser.add_argument("--start-after", type=int, default=20, help="power, accordion: steps that are not compressed")
-    parser.add_argument("--window", type=int, default=100, help="accordion: steps between two decisions")
+    parser.add_argument("--window", type=int, default=20, help="accordion: steps between two decisions")
     parser.add_argument("--width", type=int, default=1024)
     parser.add_argument("--lr", type=float, default=1e-3)
     parser.add_argument("--seconds", type=float, default=30.0, help="of training")
