@@ -1,6 +1,6 @@
 """What compressed gradients gain on a slow network: held-out loss over time, of each form and of DDP over Gloo.
 
-    sudo python examples/benchmarks/compression_training.py                        # all, in less than five minutes
+    sudo python examples/benchmarks/compression_training.py                        # all, in five minutes
     sudo python examples/benchmarks/compression_training.py --only none --only int4 --rate 1gbit
 
 The training is that of examples/26_compressed_gradients.py. The two hosts are namespaces of this machine
