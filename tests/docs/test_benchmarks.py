@@ -135,6 +135,18 @@ def test_int8_and_int4_are_measured_between_hosts_beside_float32():
         assert re.search(rf"^  {form} +\d+\.\d ms .* \d\.\d+x", done.stdout, re.MULTILINE), done.stdout
 
 
+@needs_hosts
+@pytest.mark.skipif(not EVERYTHING, reason="tests/run everything")
+def test_training_with_compressed_gradients_is_drawn_beside_ddp(tmp_path):
+    pytest.importorskip("torch")
+    forms = [word for form in ("int4", "accordion", "ddp-power") for word in ("--only", form)]
+    words = [sys.executable, str(BENCHMARKS / "compression_training.py"), "--rate", "1gbit", "--seconds", "3", *forms]
+    done = subprocess.run([*words, "-o", tmp_path / "loss.svg"], capture_output=True, text=True, timeout=SECONDS)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert len(re.findall(r"^(?:int4|accordion|ddp-power)(?: +\d+\.\d+){4}$", done.stdout, re.MULTILINE)) == 3
+    assert (tmp_path / "loss.svg").read_text().count("<polyline") == 3
+
+
 def test_the_plane_is_measured_in_c_in_every_dtype():
     programs = importlib.import_module("programs")
     for dtype in ("float32", "bfloat16", "float16"):

@@ -4,10 +4,11 @@ Each runs as a program under the launcher, with sizes that end in seconds.
 """
 
 import re
+from pathlib import Path
 
 import pytest
 from ranks import everything
-from test_examples import accuracies, run
+from test_examples import EXAMPLES, accuracies, run
 
 torch = pytest.importorskip("torch")
 
@@ -148,3 +149,16 @@ def test_a_language_model_fits_only_with_a_sharded_optimizer(tmp_path, flag):
         assert code != 0 and "can't allocate memory" in output, output
     else:
         assert code == 0 and numbers(output, "loss") and len(list((tmp_path / "saved").glob("share-*"))) == 4, output
+
+
+@pytest.mark.parametrize("form, ratio", [("int4", 0.14), *everything(("int8", 0.27), ("power", 0.2), ("fp16", 0.51))])
+def test_compressed_gradients_take_fewer_bytes_between_hosts(form, ratio):
+    apart = Path(__file__).resolve().parents[1] / "support/pretended_hosts.py"
+    words = 1, EXAMPLES / "26_compressed_gradients.py", "--width", 512, "--seconds", 0.2, "--start-after", 0
+    code, output = run(2, apart, *words, "--compression", form, "--every", 10)
+    assert code == 0, output
+    losses, sent = numbers(output, "loss"), [float(each) for each in re.findall(r"([\d.]+) MB sent", output)]
+    full = 4e-6 * (256 * 48 + 768 * 512 + 512 * 512 + 512 * 256)
+    steps = int(re.findall(r"step +(\d+):", output)[-1])
+    assert losses[-1] < losses[0] - 1.5 and steps >= 10, output
+    assert sent[-1] * steps < full * (ratio * (steps - 2) + 2.1), output  # the first round travels as it is
