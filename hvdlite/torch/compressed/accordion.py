@@ -132,9 +132,9 @@ class AccordionCompressor(PowerSGDCompressor):
         return {number: rate_of.get(id(each), 0.0) for number, each in enumerate(self._parameters)}
 
     def _finish(
-        self, number: int, value: torch.Tensor, matrix: torch.Tensor, p: torch.Tensor, q: torch.Tensor, factor: float
+        self, number: int, value: torch.Tensor, left: torch.Tensor, p: torch.Tensor, q: torch.Tensor, factor: float
     ) -> None:  # fmt: skip
-        super()._finish(number, value, matrix, p, q, factor)
+        super()._finish(number, value, left, p, q, factor)
         norm = float(value.double().norm())
         self._norms[number] = norm if norm < float("inf") else 0.0
 

@@ -111,7 +111,7 @@ class PowerSGDCompressor:
             self.take({})
         self.residuals.begin()
         self.rounds += 1
-        return self.rounds > self.spec.start_after
+        return self.rounds + 1 > self.spec.start_after  # the first step of a job is not counted
 
     def shared(self) -> dict[str, Any]:
         """What all ranks have in common, for a state. Of another job it is nothing: ranks may have joined."""
@@ -148,6 +148,7 @@ class PowerSGDCompressor:
             matrices.append(matrix * gradients.prescale + left)
             qs.append(self._q_of(number, matrix.shape[1], rank))
         ps: list[torch.Tensor] = []
+        mine: list[torch.Tensor] = []  # this rank's part of Q
 
         def send_p(_: Any) -> Any:
             parts = [(matrix @ q).reshape(-1) for matrix, q in zip(matrices, qs)]
@@ -158,24 +159,26 @@ class PowerSGDCompressor:
         def send_q(total: torch.Tensor) -> Any:
             shapes = [(matrix.shape[0], q.shape[1]) for matrix, q in zip(matrices, qs)]
             ps[:] = [orthonormal(part.clone()) for part in _parts(total, shapes)]
-            parts = [(matrix.T @ p).reshape(-1) for matrix, p in zip(matrices, ps)]
+            mine[:] = [matrix.T @ p for matrix, p in zip(matrices, ps)]
+            parts = [part.reshape(-1) for part in mine]
             name = f"{gradients.name}.q"
             return plain.allreduce_async_(torch.cat(parts), name=name, op=Sum, process_set=self.process_set)
 
         def finish(total: torch.Tensor) -> None:
             sums = _parts(total, [tuple(q.shape) for q in qs])
-            for number, value, matrix, p, q in zip(gradients.numbers, gradients.values, matrices, ps, sums):
-                self._finish(number, value, matrix, p, q, gradients.factor)
+            for at, (number, value) in enumerate(zip(gradients.numbers, gradients.values)):
+                left = (matrices[at] - ps[at] @ mine[at].T).reshape(-1)
+                self._finish(number, value, left, ps[at], sums[at], gradients.factor)
 
         return Chain([send_p, send_q], finish)
 
     def _finish(
-        self, number: int, value: torch.Tensor, matrix: torch.Tensor, p: torch.Tensor, q: torch.Tensor, factor: float
+        self, number: int, value: torch.Tensor, left: torch.Tensor, p: torch.Tensor, q: torch.Tensor, factor: float
     ) -> None:  # fmt: skip
-        value.copy_((p @ q.T).mul_(factor).view_as(value))
+        torch.mm(p * factor, q.T, out=value.view(p.shape[0], -1))
         largest = float(q.abs().max()) if q.numel() else 0.0
         if math.isfinite(largest):  # else some rank's gradient is not finite, and nothing of it is kept
-            self.residuals.put(number, (matrix - p @ (matrix.T @ p).T).reshape(-1))
+            self.residuals.put(number, left)
             if largest > 0:
                 self._q[number] = q / largest
 
