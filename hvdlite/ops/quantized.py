@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from .. import _core
 from .._core import ffi
@@ -19,10 +18,10 @@ from ..process_sets.levels import why_plain
 from ..process_sets.process_set import on_new_incarnation
 from .adapter import Adapter, T
 from .arguments import Average, Quantized, Terms
-from .quantized_sum import Member, QuantizedSum
+from .quantized_sum import Member, QuantizedSum, meet
 
 _NAMES = {number: name for name, number in _core.DTYPES.items()}
-_kept: WeakKeyDictionary[Quantized, dict[tuple[str, int], Any]] = WeakKeyDictionary()  # of calls with feedback
+_kept: dict[tuple[int, str, int], tuple[list[int], Any]] = {}  # of calls with feedback: bits, name, process set
 _TAKEN = tuple(_core.DTYPES[name] for name in ("float32", "float16", "bfloat16"))
 
 
@@ -69,6 +68,7 @@ def reduced(
         at += count
     factor = terms.postscale / (terms.process_set.size() if terms.op == Average else 1)
     keep = [adapter.memory(each) for each in (*sources, *targets)], residual
+    meet(compression.bits, name, terms.process_set)
     total = QuantizedSum(compression.bits, members, name, terms.process_set, keep, terms.prescale, factor)
     total.begin().wait()
     return [_as_before(adapter, target, view) for target, view in zip(targets, views)]
@@ -76,10 +76,10 @@ def reduced(
 
 def _residual(compression: Quantized, name: str, number: int, counts: list[int]) -> Any:
     """Of calls under this name, in a process set: memory of as many floats, zeros at first."""
-    of_names = _kept.setdefault(compression, {})
-    kept = of_names.get((name, number))
+    key = compression.bits, name, number
+    kept = _kept.get(key)
     if kept is None or kept[0] != counts:
-        kept = of_names[name, number] = counts, ffi.new("float[]", max(sum(counts), 1))
+        kept = _kept[key] = counts, ffi.new("float[]", max(sum(counts), 1))
     return kept[1]
 
 

@@ -70,6 +70,21 @@ def _readable(error: Exception) -> Exception:
     return readable
 
 
+def meet(bits: int, name: str | None, process_set: ProcessSet) -> None:
+    """Wait for all ranks of a set where hosts have several: the sum itself runs in other sets, in which nobody sees a
+    rank that sums otherwise, or has joined. Raises what a collective raises."""
+    if levels_of(process_set).across is process_set:
+        return
+    request = _core.request(
+        _core.ALLTOALL, 0, _UINT8, full_name("allreduce.", name), (0, _ROW[bits]), process_set=number_of(process_set)
+    )
+    pending = _core.Pending(request).start(0, 0, _core.QUIET, None)
+    error = pending.ended()
+    pending.release()
+    if error is not None:
+        raise _readable(error)
+
+
 class QuantizedSum:
     """One sum under way. `keep` holds the memory of the members. `priority`: as in `_core.request`.
 
@@ -264,7 +279,7 @@ class QuantizedSum:
         self._sums = _uncleared("unsigned char[]", (mine + 1) * self._row)
         request = self._request(
             _core.ALLTOALL, _UINT8, self._full, (sum(splits), self._row), self._across, splits=splits,
-            priority=self._priority if self._inside is None else 0,
+            priority=self._priority,
         )  # fmt: skip
         return request, _address(self._out), 0, (self._keep, self._out)
 

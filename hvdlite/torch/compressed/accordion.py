@@ -8,6 +8,7 @@ the learning rate has fallen. Reduced gradients are the same on all ranks, and s
 
 from __future__ import annotations
 
+import zlib
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -104,11 +105,12 @@ class AccordionCompressor(PowerSGDCompressor):
     def bind(self, exchange: Exchange) -> None:
         """It serves this optimizer."""
         super().bind(exchange)
-        self._start, self._parameters = exchange.wire.start, exchange.wire.parameters
+        self._start = exchange.wire.start
 
     def setting(self) -> str:
         """With the windows."""
-        return f"{super().setting()}, {self.accordion!r}"
+        levels = zlib.crc32(repr(sorted(self.ranks.items())).encode())
+        return f"{super().setting()}, {self.accordion!r}, levels {levels:08x}"
 
     def begin(self) -> bool:
         """Whether this round is compressed. The round before is over."""
@@ -147,6 +149,19 @@ class AccordionCompressor(PowerSGDCompressor):
             "norms": dict(self._norms),
             "regimes": {key: value if key == "steps" else dict(value) for key, value in kept.items()},
         }
+
+    def fits(self, shared: dict[str, Any]) -> bool:
+        """With numbers for the regimes."""
+        regimes, count = shared.get("regimes"), len(self._parameters)
+        parts = {"norms": shared.get("norms"), **(regimes if isinstance(regimes, dict) else {})}
+        if set(parts) != {"norms", "steps", "sums", "before", "rates", "critical"}:
+            return False
+        steps = parts.pop("steps")
+        if type(steps) is not int or steps < 0 or not all(isinstance(part, dict) for part in parts.values()):
+            return False
+        entries = [entry for part in parts.values() for entry in part.items()]
+        numbers = all(type(key) is int and 0 <= key < count and type(value) in (float, bool) for key, value in entries)
+        return numbers and super().fits(shared)
 
     def take(self, shared: dict[str, Any]) -> None:
         """With what the regimes are."""

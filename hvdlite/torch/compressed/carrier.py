@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import torch
 
 from ... import _core
+from ...errors import HvdError
 from ...lifecycle.init import incarnations
 from ...ops import Sum
 from ...process_sets.levels import why_plain
@@ -75,6 +76,7 @@ class Compressor(Protocol):
     """How gradients are compressed."""
 
     residuals: Residuals | None
+    needs_all: bool  # its collectives do not end where a rank has joined
 
     def bind(self, exchange: Exchange) -> None:
         """It serves this optimizer. ValueError for what cannot be."""
@@ -106,6 +108,10 @@ class Compressor(Protocol):
 
     def shared(self) -> dict[str, Any]:
         """What is saved beside residuals, and is the same on all ranks."""
+        ...
+
+    def fits(self, shared: dict[str, Any]) -> bool:
+        """Whether this is what `shared` has returned, of such parameters. It comes from a file, which may be any."""
         ...
 
     def take(self, shared: dict[str, Any]) -> None:
@@ -227,6 +233,13 @@ class CompressedCarrier(Carrier):
             self.exchange.in_flight.clear()
 
     def settled(self, lacking: Sequence[int]) -> None:
+        wire = self.exchange.wire
+        if self.layout and self.compressor.needs_all and wire.agreement.present < wire.process_set.size():
+            self.exchange.in_flight.clear()  # no rank may wait for these
+            raise HvdError(
+                f"a rank has called hvd.join(), which compression={self.compressor!r} does not support: put the loop "
+                "into `with hvd.uneven_inputs(optimizer):` instead [HVD229]"
+            )
         alone = [number for number in lacking if number not in self.bucket_of]
         if alone:
             self.plain.all_ready(alone, True)
@@ -265,23 +278,25 @@ class CompressedCarrier(Carrier):
     def kept(self) -> dict[str, Any]:
         """For a state_dict."""
         assert self.compressor.residuals is not None
-        state = self.compressor.residuals.state(repr(self.compressor), self._named)
-        return {**state, "shared": self.compressor.shared()}
+        return self.compressor.residuals.state(repr(self.compressor), self._named, self.compressor.shared())
 
     def keep(self, state: Any) -> None:
         """What `kept` has returned, or None."""
         assert self.compressor.residuals is not None
         sizes = {self._named(n): (n, each.numel()) for n, each in enumerate(self.exchange.wire.parameters)}
-        like = self.compressor.residuals.load(state, repr(self.compressor), sizes)
+        fits = self.compressor.fits
+        like = self.compressor.residuals.load(state, repr(self.compressor), sizes, fits)
         self.compressor.take(state["shared"] if like else {})
 
     def collect(self, root_rank: int) -> None:
         """The sum of the ranks' residuals goes to one of them; zeros stay on the others."""
         residuals, wire = self.compressor.residuals, self.exchange.wire
         assert residuals is not None
-        for number in sorted(self.bucket_of):
+        for number, parameter in enumerate(wire.parameters):
+            if parameter.dtype not in _DTYPES or not self.compressor.takes(parameter):
+                continue
             name = f"residual.{wire.names[number]}"
-            mine = residuals.of(number, wire.parameters[number].numel())
+            mine = residuals.of(number, parameter.numel())
             total = plain.reduce(mine, root_rank, Sum, name, process_set=wire.process_set)
             residuals.put(number, total if _core.rank() == root_rank else torch.zeros_like(mine))
 

@@ -23,7 +23,7 @@ from ...ops import Sum
 from ..ops import plain
 from .carrier import Gradients
 from .chain import Chain, nothing
-from .residuals import Residuals, saved_name
+from .residuals import Residuals, is_plain, saved_name
 
 if TYPE_CHECKING:
     from ..optimizer.reducer import Exchange
@@ -70,6 +70,7 @@ class PowerSGDCompressor:
     """What `compression=PowerSGD(...)` is in an optimizer."""
 
     exact_mean = False  # the result is not the mean of what the ranks give
+    needs_all = False
 
     def __init__(self, spec: PowerSGD) -> None:
         self.spec = spec
@@ -84,11 +85,8 @@ class PowerSGDCompressor:
 
     def bind(self, exchange: Exchange) -> None:
         """It serves this optimizer."""
-        self.process_set, self._names, self._suffix = (
-            exchange.wire.process_set,
-            exchange.wire.names,
-            exchange.wire.suffix,
-        )
+        self.process_set, self._names = exchange.wire.process_set, exchange.wire.names
+        self._parameters = exchange.wire.parameters
 
     def takes(self, parameter: torch.Tensor) -> bool:
         """A matrix that gains enough."""
@@ -120,12 +118,20 @@ class PowerSGDCompressor:
         q = {saved_name(self._names[number]): each.clone() for number, each in self._q.items()}
         return {"rounds": self.rounds, "q": q}
 
+    def fits(self, shared: dict[str, Any]) -> bool:
+        """Whether there is a count of rounds, and each Q has the shape of a parameter's."""
+        rounds, q = shared.get("rounds"), shared.get("q")
+        if type(rounds) is not int or not 0 <= rounds < 1 << 62 or not isinstance(q, dict):
+            return False
+        shape_of = {saved_name(name): each.shape for name, each in zip(self._names, self._parameters)}
+        return all(is_plain(each) and _is_q(each, shape_of.get(name, ())) for name, each in q.items())
+
     def take(self, shared: dict[str, Any]) -> None:
         """What `shared` has returned; nothing: begin anew."""
         self._incarnation = incarnations()
         self.rounds = int(shared.get("rounds", 0))
         number_of = {saved_name(name): number for number, name in enumerate(self._names)}
-        self._q = {number_of[name]: each.clone() for name, each in shared.get("q", {}).items() if name in number_of}
+        self._q = {number_of[name]: each.detach().to("cpu", copy=True) for name, each in shared.get("q", {}).items() if name in number_of}
 
     def _q_of(self, number: int, k: int, rank: int) -> torch.Tensor:
         """Of whole numbers first, which are the same on every processor. Another rank keeps the columns it can."""
@@ -150,10 +156,11 @@ class PowerSGDCompressor:
         ps: list[torch.Tensor] = []
         mine: list[torch.Tensor] = []  # this rank's part of Q
 
+        first = torch.cat([(matrix @ q).reshape(-1) for matrix, q in zip(matrices, qs)])
+
         def send_p(_: Any) -> Any:
-            parts = [(matrix @ q).reshape(-1) for matrix, q in zip(matrices, qs)]
             return plain.allreduce_async_(
-                torch.cat(parts), name=gradients.name, op=Sum, process_set=self.process_set, priority=gradients.priority
+                first.clone(), name=gradients.name, op=Sum, process_set=self.process_set, priority=gradients.priority
             )
 
         def send_q(total: torch.Tensor) -> Any:
@@ -185,6 +192,11 @@ class PowerSGDCompressor:
     def refusal(self, name: str) -> Any:
         """In the place of P."""
         return plain.allreduce_async_(nothing(), name=name, op=Sum, process_set=self.process_set)
+
+
+def _is_q(tensor: torch.Tensor, shape: Any) -> bool:
+    fits = len(shape) > 1 and tensor.dim() == 2 and tensor.shape[0] == math.prod(shape[1:])
+    return fits and 0 < tensor.shape[1] <= min(shape[0], tensor.shape[0]) and bool(tensor.isfinite().all())
 
 
 def orthonormal(p: torch.Tensor) -> torch.Tensor:

@@ -26,6 +26,7 @@ class QuantizedCompressor:
     """What `compression=Compression.int8` is in an optimizer."""
 
     exact_mean = True  # but for rounding
+    needs_all = True
 
     def __init__(self, quantized: Quantized) -> None:
         self.quantized = quantized
@@ -54,6 +55,10 @@ class QuantizedCompressor:
     def shared(self) -> dict[str, Any]:
         """Nothing but residuals is kept."""
         return {}
+
+    def fits(self, shared: dict[str, Any]) -> bool:
+        """It is empty."""
+        return not shared
 
     def take(self, shared: dict[str, Any]) -> None:
         """Nothing."""

@@ -27,8 +27,9 @@ class Residuals:
     def __init__(self) -> None:
         self._kept: dict[int, torch.Tensor] = {}
         self._incarnation = incarnations()
-        self._unit = 1.0  # what losses were multiplied by
+        self._unit = 1.0  # what a loss was multiplied by, of which they are
         self._scale: Callable[[], float] | None = None
+        self._used = False  # since they were loaded
 
     def begin(self) -> None:
         """A round begins."""
@@ -44,11 +45,13 @@ class Residuals:
 
     def scaled_by(self, scale: Callable[[], float]) -> None:
         """Gradients are of a loss that a GradScaler multiplies by this."""
-        if self._scale is None:
-            self._scale, self._unit = scale, scale()
+        if self._scale is None and self._used:
+            self._unit = scale()  # they are what this backward pass has left
+        self._scale = scale
 
     def of(self, number: int, count: int) -> torch.Tensor:
         """That of a parameter of so many elements, zeros at first."""
+        self._used = True
         kept = self._kept.get(number)
         if kept is None or kept.numel() != count:
             kept = self._kept[number] = torch.zeros(count)
@@ -58,64 +61,67 @@ class Residuals:
         """Another one."""
         self._kept[number] = residual
 
-    def bytes(self) -> int:
-        """Memory that they take."""
-        return sum(4 * each.numel() for each in self._kept.values())
-
-    def numbers(self) -> list[int]:
-        """Parameters that have one."""
-        return sorted(self._kept)
-
-    def state(self, setting: str, name_of: Callable[[int], str]) -> dict[str, Any]:
-        """For a state_dict."""
-        tensors = {name_of(number): each.clone() for number, each in self._kept.items()}
+    def state(self, setting: str, name_of: Callable[[int], str], shared: dict[str, Any]) -> dict[str, Any]:
+        """For a state_dict: residuals of a loss that is not scaled, and what all ranks have in common."""
+        residuals = {name_of(number): each / self._unit for number, each in self._kept.items()}
         place = {"rank": _core.rank(), "size": _core.size()}
-        return {"compression": setting, **place, "loss_scale": self._unit, "residuals": tensors}
+        return {"compression": setting, **place, "residuals": residuals, "shared": shared}
 
-    def load(self, state: Any, setting: str, number_of: dict[str, tuple[int, int]]) -> bool:
-        """What `state` has returned, with what is shared; residuals of another rank or job are dropped, with a warning.
-        number_of: by name, the number and how many elements. Whether it is a state of this compression."""
+    def load(
+        self, state: Any, setting: str, number_of: dict[str, tuple[int, int]], fits: Callable[[dict[str, Any]], bool]
+    ) -> bool:
+        """What `state` has returned; residuals of another rank or job are dropped, with a warning. number_of: by name,
+        the number and how many elements. fits: whether what is shared is. Whether it is a state of this compression."""
         self._kept.clear()
-        self._incarnation = incarnations()
+        self._incarnation, self._unit, self._used = incarnations(), 1.0, False
         if state is None:
             return False
-        why = _unlike(state, setting)
+        unlike = _unlike(state, setting, number_of, fits)
+        found = {} if unlike else {name: each for name, each in state["residuals"].items() if bool(each.any())}
+        why = unlike or _of_another(state, found)
         if why is None:
-            self._unit = float(state["loss_scale"])
-            found = {name: each for name, each in state["residuals"].items() if bool(each.any())}
-            other = _of_another(state, found) or _misfit(found, number_of)
-            if other is None:
-                for name, tensor in found.items():
-                    self._kept[number_of[name][0]] = tensor.detach().to("cpu", torch.float32).reshape(-1).clone()
-        if why or other:
+            for name, tensor in found.items():
+                self._kept[number_of[name][0]] = tensor.detach().to("cpu", copy=True).reshape(-1)
+        else:
             warn(
                 f"hvdlite: rank {_core.rank()} does not load the residuals of compressed gradients, and begins with "
-                f"zeros: {why or other}. Call optimizer.collect_residuals() before a checkpoint that one rank saves "
-                "for all [HVD428]"
+                f"zeros: {why}. Call optimizer.collect_residuals() before a checkpoint that one rank saves for all "
+                "[HVD428]"
             )
-        return why is None
+        return unlike is None
 
 
-def _unlike(state: Any, setting: str) -> str | None:
-    """Why a state is none of this compression."""
-    wanted = {"compression", "rank", "size", "loss_scale", "residuals", "shared"}
-    parts = isinstance(state, dict) and set(state) == wanted
-    if not parts or not isinstance(state["residuals"], dict) or not isinstance(state["shared"], dict):
-        return "the state has no residuals in hvdlite's form"
-    if not all(isinstance(each, torch.Tensor) for each in state["residuals"].values()):
-        return "the state has no residuals in hvdlite's form"
-    return None if state["compression"] == setting else f"they are of {state['compression']}, not of {setting}"
+def is_plain(tensor: Any) -> bool:
+    """Whether a value from a file is a float32 tensor that has its memory."""
+    plain = type(tensor) is torch.Tensor and tensor.layout is torch.strided and tensor.device.type != "meta"
+    return plain and tensor.dtype == torch.float32
+
+
+def _unlike(
+    state: Any, setting: str, number_of: dict[str, tuple[int, int]], fits: Callable[[dict[str, Any]], bool]
+) -> str | None:
+    """Why a value is none of this compression's states. It may come from any file."""
+    form = "the state has no residuals in hvdlite's form"
+    if not isinstance(state, dict) or set(state) != {"compression", "rank", "size", "residuals", "shared"}:
+        return form
+    if type(state["compression"]) is not str or type(state["rank"]) is not int or type(state["size"]) is not int:
+        return form
+    if state["compression"] != setting:
+        return f"they are of {state['compression']}, not of {setting}"
+    if not isinstance(state["residuals"], dict) or not isinstance(state["shared"], dict):
+        return form
+    for name, each in state["residuals"].items():
+        if not is_plain(each) or number_of.get(name, (0, -1))[1] != each.numel():
+            return f"{name!r} has none of float32, or is no parameter of that size here"
+        if not bool(each.isfinite().all()):
+            return f"that of {name!r} is not finite"
+    return None if fits(state["shared"]) else form
 
 
 def _of_another(state: dict[str, Any], found: dict[str, torch.Tensor]) -> str | None:
     if found and state["size"] != _core.size():
         return f"they are of a job of {state['size']} ranks, not of {_core.size()}"
     return f"they are of rank {state['rank']}" if found and state["rank"] != _core.rank() else None
-
-
-def _misfit(found: dict[str, torch.Tensor], number_of: dict[str, tuple[int, int]]) -> str | None:
-    wrong = next((name for name, each in found.items() if number_of.get(name, (0, -1))[1] != each.numel()), None)
-    return None if wrong is None else f"{wrong!r} is no parameter of that size here"
 
 
 def saved_name(name: str) -> str:

@@ -56,6 +56,7 @@ class TopKCompressor:
     """What `compression=TopK(...)` is in an optimizer."""
 
     exact_mean = False  # the result is not the mean of what the ranks give
+    needs_all = True
 
     def __init__(self, spec: TopK) -> None:
         self.spec = spec
@@ -94,6 +95,10 @@ class TopKCompressor:
     def shared(self) -> dict[str, Any]:
         """Nothing but residuals is kept."""
         return {}
+
+    def fits(self, shared: dict[str, Any]) -> bool:
+        """It is empty."""
+        return not shared
 
     def take(self, shared: dict[str, Any]) -> None:
         """Nothing."""

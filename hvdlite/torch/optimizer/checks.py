@@ -84,6 +84,7 @@ class Agreement:
         self.partly: list[str] = []  # parameters that some ranks only send in this round
         self.silent: list[int] = []  # parameters that no rank has sent in the round before
         self.counted = 0  # parameters that there were in it
+        self.present = 0  # ranks in this round that have not joined
         self.incarnation = 0  # of the job that it was a round of
         self.setting: Callable[[], str] | None = None  # what else must be the same on all ranks
 
@@ -122,6 +123,7 @@ class Agreement:
         if error is not None:
             raise error
         sums = self._sums.tolist()
+        self.present = sums[0]
         if sums == self._equal:
             return []
         self.requested = sums[-1] > 0
