@@ -276,3 +276,34 @@ def test_ranks_with_other_settings_and_what_is_refused():
     for name, wrong in (("bits", {"bits": 5}), ("least_bytes", {"bits": 8, "least_bytes": -1})):
         with pytest.raises(ValueError, match=name):
             type(INT8)(**wrong)
+
+
+@as_ranks(4)
+def test_several_rounds_a_step_where_one_host_has_one_rank():
+    pretend(1, 3)
+    model = network()
+    optimizer = wrapped(model)
+    for step in range(4):
+        optimizer.zero_grad()
+        backward(model, step)
+        backward(model, step + 100)
+        optimizer.step()
+    same_everywhere(model)
+
+
+@as_ranks(2)
+def test_a_damaged_state_is_dropped_with_a_warning():
+    pretend(1)
+    optimizer = wrapped(network(), hvd.PowerSGD(1, start_after=0))
+    good = optimizer.state_dict()
+    kept = good["hvdlite"]
+    wide = torch.zeros(1).expand(1 << 40)
+    wrong = [3, {}, {**kept, "rank": torch.ones(2)}, {**kept, "shared": {"rounds": "x", "q": {}}}]
+    wrong += [
+        {**kept, "residuals": {"0.weight": each}} for each in (wide, torch.ones(2), torch.full((2560,), float("nan")))
+    ]
+    wrong += [{**kept, "shared": {"rounds": 1, "q": {"0.weight": each}}} for each in (torch.ones(40, 1).double(), 3)]
+    for each in wrong:
+        with pytest.warns(UserWarning, match="HVD428"):
+            optimizer.load_state_dict({**good, "hvdlite": each})
+    optimizer.load_state_dict(good)
