@@ -131,7 +131,11 @@ class PowerSGDCompressor:
         self._incarnation = incarnations()
         self.rounds = int(shared.get("rounds", 0))
         number_of = {saved_name(name): number for number, name in enumerate(self._names)}
-        self._q = {number_of[name]: each.detach().to("cpu", copy=True) for name, each in shared.get("q", {}).items() if name in number_of}
+        self._q = {
+            number_of[name]: each.detach().to("cpu", copy=True)
+            for name, each in shared.get("q", {}).items()
+            if name in number_of
+        }
 
     def _q_of(self, number: int, k: int, rank: int) -> torch.Tensor:
         """Of whole numbers first, which are the same on every processor. Another rank keeps the columns it can."""

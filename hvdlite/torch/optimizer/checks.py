@@ -83,8 +83,7 @@ class Agreement:
         self.requested = False  # a rank requests a comparison in this round
         self.partly: list[str] = []  # parameters that some ranks only send in this round
         self.silent: list[int] = []  # parameters that no rank has sent in the round before
-        self.counted = 0  # parameters that there were in it
-        self.present = 0  # ranks in this round that have not joined
+        self.counted = self.present = 0  # parameters that there were in it; ranks that have not joined
         self.incarnation = 0  # of the job that it was a round of
         self.setting: Callable[[], str] | None = None  # what else must be the same on all ranks
 
