@@ -17,8 +17,9 @@
  * what cannot be. encode writes all blocks but this rank's own. What came for these, in rank order, each rank's as many
  * as it owns, `sum` adds in rank order, with this rank's values as they are; it encodes the sums, and puts what
  * rounding has lost into the residuals, which are added to what is sent the next time. Called again it does nothing.
- * decode writes the sums of all ranks times `factor`; after those of each rank lie `gap` bytes of the caller's. given, result: of what this rank gave (times prescale) and of
- * what came of it. No call looks at what it reads: its caller has counted the bytes. */
+ * decode writes the sums of all ranks times `factor`; after those of each rank lie `gap` bytes of the caller's. given,
+ * result: of what this rank gave (times prescale) and of what came of it. No call looks at what it reads: its caller
+ * has counted the bytes. */
 #define HVD_QUANTIZED_BLOCK 256
 struct hvd_quantized_stats {
     double square;  /* sum of squares */
