@@ -162,9 +162,9 @@ class CompressedCarrier(Carrier):
         if why is None and known and not wire.uneven and self.compressor.begin():
             basis = known, tuple(agreement.silent)
         if basis != self._basis:
-            self._basis = basis
             self.layout = [] if basis is None else self._laid_out(known, set(agreement.silent))
             self.bucket_of = {number: index for index, numbers in enumerate(self.layout) for number in numbers}
+            self._basis = basis  # last: an exception may come in between, and all of it is done again
         self._waits = {index: set(filter(self._travels, numbers)) for index, numbers in enumerate(self.layout)}
         self.sent, self.begun = {}, True
 
