@@ -192,7 +192,12 @@ class CompressedCarrier(Carrier):
 
     def _alone(self, number: int) -> bool:
         """It is in no bucket, or its bucket has gone: backward has reached it once more."""
-        return self.bucket_of.get(number) is None or self.bucket_of[number] in self.sent
+        index = self.bucket_of.get(number)
+        return index is None or self._gone(index)
+
+    def _gone(self, index: int) -> bool:
+        """Whether this bucket has been sent, or refused. An exception may come when only its flight is known."""
+        return index in self.sent or self.layout[index][0] in self.exchange.in_flight
 
     def ready(self, number: int) -> None:
         self.all_ready((number,), False)
@@ -204,7 +209,7 @@ class CompressedCarrier(Carrier):
             self.plain.all_ready(alone, quiet)
         for number in numbers:
             index = self.bucket_of.get(number)
-            if index is not None and index not in self.sent:
+            if index is not None and not self._gone(index):
                 self._waits[index].discard(number)
                 if not self._waits[index]:
                     self._send(index)
@@ -214,7 +219,7 @@ class CompressedCarrier(Carrier):
     def rest(self) -> None:
         self._begin()
         for index in range(len(self.layout)):
-            if index not in self.sent:
+            if not self._gone(index):
                 self._send(index)
         for job in self.sent.values():
             self.counts["overlapped" if job.done() else "late"] += 1
@@ -224,7 +229,7 @@ class CompressedCarrier(Carrier):
 
     def take_back(self, number: int) -> None:
         index = self.bucket_of.get(number)
-        if index is not None and index not in self.sent:
+        if index is not None and not self._gone(index):
             self._waits[index].add(number)
 
     def differ(self, names: Sequence[str]) -> None:
@@ -246,13 +251,13 @@ class CompressedCarrier(Carrier):
 
     def at_once(self, numbers: Sequence[int]) -> Sequence[int]:
         self._begin()
-        held = {number for index, members in enumerate(self.layout) if index not in self.sent for number in members}
+        held = {number for index, members in enumerate(self.layout) if not self._gone(index) for number in members}
         return sorted(held.union(numbers))  # also those of buckets that are frozen on this rank
 
     def skip(self, numbers: Sequence[int]) -> Iterable[tuple[Sequence[int], list[Any]]]:
         yield from super().skip([number for number in numbers if number not in self.bucket_of])
         for index in sorted({self.bucket_of[number] for number in numbers if number in self.bucket_of}):
-            if index not in self.sent:
+            if not self._gone(index):
                 self.sent[index] = refusal = self.compressor.refusal(self._name(index))
                 yield self.layout[index], [refusal]
 
