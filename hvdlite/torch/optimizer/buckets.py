@@ -67,7 +67,7 @@ class Carrier:
             yield (number,), send_skip(self.exchange.wire, number)
 
     def over(self) -> None:
-        """The round is over on all ranks, well or not."""
+        """Nothing of a round is in flight: the next one begins, whatever an exception has left of the last."""
 
     def forget(self) -> None:
         """All ranks go back to a commit: nothing is held back, and nothing is agreed."""

@@ -159,6 +159,7 @@ class Exchange(Skipping):
 
     def _report(self) -> None:
         if not self.tracker.in_flight():
+            self.carrier.over()
             wire = self.wire
             wire.reporting = None if self.untaken is None else self.untaken.reporter(wire.names, wire.agreement.silent)
 
@@ -207,7 +208,6 @@ class Exchange(Skipping):
             self._closed(backward)
 
     def _over(self, calm: bool) -> None:
-        self.carrier.over()
         self.order.round_over()
         self.hooks.round_over(calm and self._plain)
         self._plain, self._first_pass = True, True
