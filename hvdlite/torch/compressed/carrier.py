@@ -7,9 +7,8 @@ step, else their latencies would add up.
 
 The layout must be the same on all ranks. It holds the gradients that some rank has sent in the round before, which
 the ranks agree on in each round (`checks.Agreement`), in the reverse order of the parameters. A bucket always has all
-its members: zeros stand for what is frozen on this rank. So parameters may be frozen on some ranks only, and those
-that are new travel as they are for a round. The first round of a job travels as it is, and so does every round on one
-host or with ranks that are out of data.
+its members: zeros stand for what is frozen on this rank. Parameters that are new travel as they are for a round, and
+so do all in the first round of a job, on one host, and with ranks that are out of data.
 """
 
 from __future__ import annotations
