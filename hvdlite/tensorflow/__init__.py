@@ -32,6 +32,7 @@ from .functions import (  # type: ignore[assignment]
 )
 from .ops import *  # type: ignore[assignment]  # noqa: F403
 from .optimizer import BroadcastGlobalVariablesHook, DistributedOptimizer
+from .strategy import Strategy
 from .sync_batch_norm import SyncBatchNormalization
 from .tape import DistributedGradientTape, PartialDistributedGradientTape
 
@@ -49,6 +50,7 @@ __all__ = [
     "DistributedGradientTape",
     "DistributedOptimizer",
     "PartialDistributedGradientTape",
+    "Strategy",
     "SyncBatchNormalization",
     "broadcast_",
     "broadcast_global_variables",
