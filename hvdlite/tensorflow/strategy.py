@@ -2,7 +2,7 @@
 
 How can a script of tf.distribute train over hvdlite, with its variables, datasets, metrics and Keras's fit? The
 Strategy is TensorFlow's own MultiWorkerMirroredStrategy, made for one worker, whose connections to other workers are
-then replaced: what sums and gathers (cross_device_ops.py), how variables get their first values, and which worker it is.
+then replaced: what sums and gathers (cross_device_ops.py), how variables get first values, and which worker this is.
 So there is no server, no TF_CONFIG and no port. All else is TensorFlow's code, as it is installed.
 
 The places of these connections are private names of TensorFlow. They are looked for when a Strategy is made, and a

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from .sharded_checkpoint import load_sharded, save_sharded
     from .state_broadcast import broadcast_optimizer_state, broadcast_parameters, broadcast_state
     from .sync_batch_norm import SyncBatchNorm, convert_sync_batchnorm
+    from .training_scope import scope
 
 _LATER = {  # on first use: more than half of the import, and not needed for torch.distributed
     "elastic": ("elastic",),
@@ -57,6 +58,7 @@ _LATER = {  # on first use: more than half of the import, and not needed for tor
     ),
     "state_broadcast": ("broadcast_optimizer_state", "broadcast_parameters", "broadcast_state"),
     "sync_batch_norm": ("SyncBatchNorm", "convert_sync_batchnorm"),
+    "training_scope": ("scope",),
 }
 _ELSEWHERE = {"rpc": "hvdlite.rpc"}
 _MODULE_OF = {name: module for module, names in _LATER.items() for name in names}
@@ -114,6 +116,7 @@ __all__ = [
     "load_sharded",
     "noise_scale",
     "save_sharded",
+    "scope",
     "sparse_allreduce_async",
     "uneven_inputs",
     "watch_gradients",

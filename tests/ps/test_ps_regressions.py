@@ -96,6 +96,7 @@ def test_a_rule_that_raises_at_the_end_of_a_step_is_told_to_all_ranks():
     with pytest.raises(hvd.HvdError, match=said):
         table.step()
         table.pull([1])
+    hvd.barrier()  # the other rank is still to be told
     hvd.shutdown()
 
 
