@@ -16,7 +16,7 @@ import re
 import signal
 import sys
 from collections.abc import Mapping, Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from hvdlite import config
 from hvdlite.errors import HvdOptionError
@@ -62,7 +62,10 @@ def _parser() -> argparse.ArgumentParser:
     add("-np", "-n", "--num-proc", dest="np", metavar="N", help="number of ranks")
     add("-H", "--hosts", dest="hosts", metavar="HOST:SLOTS,...", help="hosts and slots, reached over ssh: a:4,b:4")
     add("-hostfile", "--hostfile", dest="hostfile", metavar="FILE", help="file of hosts, one line `host slots=N` each")
-    add("--as-horovod", dest="as_horovod", action="store_true", help="`import horovod` in the ranks imports hvdlite")
+    front: dict[str, Any] = {"dest": "fronts", "action": "append_const", "default": []}
+    add("--as-horovod", const="as_horovod", help="`import horovod` in the ranks imports hvdlite", **front)
+    text = "tf.distribute.MultiWorkerMirroredStrategy in the ranks is hvd.Strategy"
+    add("--tf-strategy", const="tf_strategy", help=text, **front)
     add("--gloo", action="store_true", help="use the built-in transport (the default)")
     add("--verbose", action="store_true", help="print the processes that are started, their environment and their end")
     add("-cb", "--check-build", dest="check", action="store_true", help="print the frameworks and libraries found")
@@ -171,7 +174,7 @@ def _run(argv: Sequence[str]) -> int:
         output_folder=args.folder,
         look=look,
         verbose=args.verbose,
-        as_horovod=args.as_horovod,
+        fronts=args.fronts,
         bind=args.bind or "none",
         over_mpi=args.mpi,
         pty=_room(args, len(where.slots)),

@@ -27,12 +27,14 @@ from ..ops.arguments import NoneCompressor, Quantized, compress
 from ..ops.wire import wire_compression
 from ..process_sets.process_set import ProcessSet, global_process_set
 from .compression import Compression
+from .errors import as_tensorflow
 from .initial_check import Rounds, data, start
 from .ops import allreduce
 from .ops.gradients import differentiable
 from .ops.order import once_more
 from .ops.quantized import of_list
 from .ops.run import agree
+from .strategy import Strategy
 
 
 def key_of(variable: Any) -> Any:
@@ -118,6 +120,13 @@ class Reducer:
             self._stepped()
             return found
         self.refuse_sums(found)
+        if isinstance(tf.distribute.get_strategy(), Strategy):
+            raise as_tensorflow(
+                HvdArgumentError(
+                    f"{self.prefix}: hvd.Strategy sums gradients already: use either the strategy, or "
+                    "DistributedOptimizer or DistributedGradientTape without a strategy [HVD224]"
+                )
+            )
         if self.lists is not None:
             found = [each if each is None or tf.is_tensor(each) else tf.convert_to_tensor(each) for each in found]
         prefix = once_more(self.prefix)

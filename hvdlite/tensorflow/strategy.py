@@ -20,13 +20,14 @@ from typing import Any
 import tensorflow as tf
 
 from .. import _core, config
-from ..errors import HvdInitError
+from ..errors import HvdInitError, HvdMismatchError
 from ..errors.codes import coded
 from ..lifecycle.init import init, is_initialized
 from ..ops import Terms
 from ..process_sets.process_set import global_process_set
 from ..rendezvous import elastic_member
 from .cross_device_ops import HvdCrossDeviceOps, only
+from .errors import as_tensorflow
 from .ops.run import run
 
 _REPLACED = (  # attributes and methods of `Strategy.extended`
@@ -69,6 +70,7 @@ class Strategy(tf.distribute.MultiWorkerMirroredStrategy):  # type: ignore[misc]
         cluster_resolver (ClusterResolver, optional): accepted for MultiWorkerMirroredStrategy, without effect: the
             launcher decides the ranks.
         communication_options (CommunicationOptions, optional): accepted likewise, without effect.
+        communication (CommunicationImplementation, optional): accepted likewise, for the experimental class.
 
     Raises:
         HvdInitError: this process or this TensorFlow cannot have such a strategy: TF_CONFIG has another number of
@@ -83,7 +85,9 @@ class Strategy(tf.distribute.MultiWorkerMirroredStrategy):  # type: ignore[misc]
         True
     """
 
-    def __init__(self, cluster_resolver: Any = None, communication_options: Any = None) -> None:
+    def __init__(
+        self, cluster_resolver: Any = None, communication_options: Any = None, communication: Any = None
+    ) -> None:
         if not is_initialized():
             init()
         _check_job()
@@ -226,7 +230,12 @@ def _first_value(replica_id: int, device: str, primary_var: Any, **kwargs: Any) 
             alike = _SAME_BITS.get(value.dtype)
             sent = tf.bitcast(value, alike) if alike else value
             terms = Terms(global_process_set, root_rank=0)
-            (first,) = run("broadcast", [sent], [kwargs.get("name")], terms).results
+            try:  # without a name: ranks that make other variables are to meet here, and not to wait
+                (first,) = run("broadcast", [sent], [None], terms).results
+            except HvdMismatchError as error:
+                named = HvdMismatchError(f"variable {kwargs.get('name')!r}: {error}")  # which ends with its code
+                named.ranks = error.ranks
+                raise as_tensorflow(named) from error
             return tf.bitcast(first, value.dtype) if alike else first
 
     return initial_value

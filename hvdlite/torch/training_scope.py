@@ -1,9 +1,9 @@
 """`with hvd.scope(model, optimizer, loader)`: a training loop of one process is data-parallel inside, and not after.
 
 Which of the four lines does a scope stand for? On entry all ranks get rank 0's model and optimizer, the optimizer is
-wrapped, and the loader is replaced by one that reads this rank's share. On exit the ranks are compared and the optimizer
-is local again. Nothing else changes: a scope patches nothing that is made inside it. A hook before `step` of every
-optimizer would come after gradients are clipped or unscaled, and so train something else, without an error.
+wrapped, and the loader is replaced by one that reads this rank's share. On exit the ranks are compared, and the
+optimizer is local again. Nothing else changes: a scope patches nothing that is made inside it. A hook before `step` of
+every optimizer would come after gradients are clipped or unscaled, and so train something else, without an error.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from torch.utils.data.distributed import DistributedSampler
 
 from ..errors.codes import coded
 from ..ops import Adasum
+from ..ops.objects import broadcast_object
 from ..process_sets.process_set import ProcessSet, global_process_set
 from ..training.consistency import require_equal
 from .consistency import check_consistency
-from ..ops.objects import broadcast_object
 from .optimizer import DistributedOptimizer
 from .state_broadcast import broadcast_parameters, broadcast_state
 

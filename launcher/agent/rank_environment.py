@@ -17,7 +17,11 @@ from hvdlite import config
 from ..hosts.hosts import Slot
 from . import torch_environment
 
-HOROVOD = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(config.__file__))), "as_horovod", "front")
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(config.__file__)))
+FRONTS = {  # folders that change what scripts import, by the flags that put them in front
+    "as_horovod": os.path.join(_PACKAGE, "as_horovod", "front"),
+    "tf_strategy": os.path.join(_PACKAGE, "tensorflow", "front"),
+}
 _STAYS = re.compile(
     r"(SSH_|SLURM_|SBATCH_|OMPI_|PMI_|PMIX_|PRTE_|HYDRA_|MPI_LOCAL|XDG_|DBUS_|BASH_FUNC_)|(DISPLAY|OLDPWD|PWD|SHLVL|_|TTY|"
     r"HOSTNAME|XAUTHORITY|WINDOWID|GPG_TTY|STY|TMUX|TMUX_PANE|CUDA_VISIBLE_DEVICES|HIP_VISIBLE_DEVICES)$"
@@ -48,7 +52,7 @@ def shared(
 
 
 def inherited(
-    base: Mapping[str, str], options: Mapping[str, str], slots: Sequence[Slot], as_horovod: bool = False
+    base: Mapping[str, str], options: Mapping[str, str], slots: Sequence[Slot], fronts: Sequence[str] = ()
 ) -> dict[str, str]:
     """What ranks have from the environment and the flags of the launcher that was started for them."""
     environ = dict(base)
@@ -59,8 +63,7 @@ def inherited(
     environ["PYTHONUNBUFFERED"] = "1"
     if sets_threads(base, slots):
         environ["OMP_NUM_THREADS"] = "1"
-    if as_horovod:
-        put_horovod_in_front(environ)
+    put_in_front(environ, fronts)
     return environ
 
 
@@ -103,10 +106,11 @@ def of_host(base: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in base.items() if _OF_HOST.match(name) or not _STAYS.match(name)}
 
 
-def put_horovod_in_front(environ: dict[str, str]) -> None:
-    """`import horovod` finds the folder of hvdlite.as_horovod before any other that PYTHONPATH or the Python names."""
-    before = environ.get("PYTHONPATH")
-    environ["PYTHONPATH"] = os.pathsep.join([HOROVOD, before]) if before else HOROVOD
+def put_in_front(environ: dict[str, str], fronts: Sequence[str]) -> None:
+    """Python finds these folders of FRONTS before any other that PYTHONPATH or the Python names."""
+    folders = [FRONTS[name] for name in fronts]
+    if folders:
+        environ["PYTHONPATH"] = os.pathsep.join([*folders, *filter(None, [environ.get("PYTHONPATH")])])
 
 
 def sets_threads(base: Mapping[str, str], slots: Sequence[Slot]) -> bool:

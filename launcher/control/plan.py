@@ -71,7 +71,7 @@ class Plan(NamedTuple):
     output_folder: str | None = None
     look: Look = Look()
     verbose: bool = False
-    as_horovod: bool = False
+    fronts: Sequence[str] = ()  # see rank_environment.FRONTS
     bind: str = "none"  # see agent/cpu_binding.py
     over_mpi: bool = False  # the rendezvous of ranks
     pty: tuple[int, int] | None = None  # rank 0 writes to a terminal of so many rows and columns

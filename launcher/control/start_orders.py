@@ -49,7 +49,7 @@ class Orders:
             if name == host
         ]
         if own:
-            base = rank_environment.inherited(plan.environ, plan.options, slots, plan.as_horovod)
+            base = rank_environment.inherited(plan.environ, plan.options, slots, plan.fronts)
             environ = {**base, **environ, **rank_environment.secret_of(self._secret)}
             order.update(command=list(plan.command), cwd=os.getcwd())
         if plan.elastic is not None:

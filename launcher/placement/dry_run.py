@@ -26,7 +26,7 @@ def way(starter: Starter, names: Sequence[str]) -> str:
 
 def text(plan: Plan, way: str, also: Mapping[str, str]) -> str:
     """way: how other hosts are reached, in words. also: variables that all ranks get, whatever they are."""
-    inherited_environ = rank_environment.inherited(plan.environ, plan.options, plan.slots, plan.as_horovod)
+    inherited_environ = rank_environment.inherited(plan.environ, plan.options, plan.slots, plan.fronts)
     changed = {name: value for name, value in inherited_environ.items() if plan.environ.get(name) != value}
     changed.update(also)
     changed.update(rank_environment.of_attempt(0, plan.max_restarts))

@@ -306,7 +306,7 @@ def _rendezvous(
     way = f"the launcher at {rdzv.ip}:{port} assigns the ranks of this host: {slots}"
 
     def join(command: Sequence[str]) -> int:
-        return rendezvous.join(rdzv, command, environ, also, args.as_horovod)
+        return rendezvous.join(rdzv, command, environ, also, args.fronts)
 
     return RankPlacement((), None, None, join, way)
 

@@ -182,7 +182,7 @@ def _gather(
         "environ": {},
         "command": list(job.command),
     }
-    environ = {**job_environ, mpi_agent.ORDER: json.dumps({**order, "as_horovod": job.as_horovod})}
+    environ = {**job_environ, mpi_agent.ORDER: json.dumps({**order, "fronts": list(job.fronts)})}
     session = carrier.sessions([(rank, "") for rank in range(size)])[0]
     if job.verbose:
         print(f"hvdlite-run: {shlex.join(session.words)}", file=sys.stderr, flush=True)

@@ -17,7 +17,7 @@ import sys
 import sysconfig
 from typing import NamedTuple
 
-from ..agent.rank_environment import HOROVOD
+from ..agent.rank_environment import FRONTS
 
 _SECONDS = 10.0
 
@@ -170,7 +170,7 @@ def horovod() -> Finding:
     """What `import horovod` is: here without a flag, and with it. Nothing is imported."""
     spec = importlib.util.find_spec("horovod")
     here = f"{_version(('horovod',))}, {os.path.dirname(spec.origin or '?')}" if spec is not None else "not installed"
-    return Finding("horovod", True, f"hvdlite with --as-horovod ({HOROVOD}); without it: {here}")
+    return Finding("horovod", True, f"hvdlite with --as-horovod ({FRONTS['as_horovod']}); without it: {here}")
 
 
 def text() -> str:

@@ -65,8 +65,7 @@ class Gather:
         registration = self.listen([name for _, name in hosts], secret)
         environ = rank_environment.inherited(rank_environment.forwarded(plan.environ), plan.options, plan.slots)
         environ.update(self.also)
-        if plan.as_horovod:
-            rank_environment.put_horovod_in_front(environ)
+        rank_environment.put_in_front(environ, plan.fronts)
         start_order = order(registration, secret, self.timeout, plan.silence, environ)
         start_order["command"] = list(plan.command)
         try:

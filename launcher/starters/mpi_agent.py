@@ -126,8 +126,7 @@ def main(order: dict[str, Any]) -> int:
         print(f"the launcher sets none of {', '.join(_RANKS)}: this MPI is not supported [HVD106]", file=sys.stderr)
         return LOST
     order.update(host=int(rank), environ=environ)
-    if order["as_horovod"]:
-        rank_environment.put_horovod_in_front(environ)
+    rank_environment.put_in_front(environ, order["fronts"])
     return abs(watchdog.watched(partial(_serve, order), ends))
 
 

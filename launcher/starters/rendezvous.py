@@ -114,12 +114,11 @@ def join(
     command: Sequence[str],
     environ: Mapping[str, str],
     options: Mapping[str, str],
-    as_horovod: bool,
+    fronts: Sequence[str],
 ) -> int:
     """The launcher on any other host than node 0's, from start to end: the exit code."""
     base = rank_environment.inherited(environ, options, hosts.assign([hosts.Host("", rdzv.slots)], rdzv.slots))
-    if as_horovod:
-        rank_environment.put_horovod_in_front(base)
+    rank_environment.put_in_front(base, fronts)
     order = {
         "secret": rdzv.secret.hex(),
         "address": (rdzv.ip, rdzv.port),
