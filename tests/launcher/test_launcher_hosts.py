@@ -100,7 +100,7 @@ def test_the_alias_of_horovod_comes_before_what_pythonpath_has():
     for before, after in ((None, []), ("", []), ("/a:/b", ["/a", "/b"])):
         environ = {} if before is None else {"PYTHONPATH": before}
         rank_environment.put_in_front(environ, ["as_horovod"])
-        assert environ["PYTHONPATH"].split(":") == [rank_environment.HOROVOD, *after]
+        assert environ["PYTHONPATH"].split(":") == [rank_environment.FRONTS["as_horovod"], *after]
     assert rank_environment.FRONTS["as_horovod"].endswith("/hvdlite/as_horovod/front")
 
 
