@@ -16,7 +16,7 @@ import re
 import signal
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from hvdlite import config
 from hvdlite.errors import HvdOptionError
@@ -62,10 +62,7 @@ def _parser() -> argparse.ArgumentParser:
     add("-np", "-n", "--num-proc", dest="np", metavar="N", help="number of ranks")
     add("-H", "--hosts", dest="hosts", metavar="HOST:SLOTS,...", help="hosts and slots, reached over ssh: a:4,b:4")
     add("-hostfile", "--hostfile", dest="hostfile", metavar="FILE", help="file of hosts, one line `host slots=N` each")
-    front: dict[str, Any] = {"dest": "fronts", "action": "append_const", "default": []}
-    add("--as-horovod", const="as_horovod", help="`import horovod` in the ranks imports hvdlite", **front)
-    text = "tf.distribute.MultiWorkerMirroredStrategy in the ranks is hvd.Strategy"
-    add("--tf-strategy", const="tf_strategy", help=text, **front)
+    flags.add_fronts(add)
     add("--gloo", action="store_true", help="use the built-in transport (the default)")
     add("--verbose", action="store_true", help="print the processes that are started, their environment and their end")
     add("-cb", "--check-build", dest="check", action="store_true", help="print the frameworks and libraries found")

@@ -43,7 +43,7 @@ def scope(
 
     All ranks of ``process_set`` must enter and leave it together. On entry they get the model and the optimizer's state
     of the set's first rank. Backward inside the scope averages gradients. The batch of all ranks together stays the
-    loader's batch size. On exit parameters and the optimizer's state are compared bit by bit, buffers such as the
+    loader's batch size. On exit parameters and the optimizer's state are compared bit by bit. Buffers such as the
     statistics of BatchNorm become those of the first rank, and backward is local again. If an exception leaves the
     scope, nothing is compared.
 

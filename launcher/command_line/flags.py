@@ -56,6 +56,14 @@ class _Obsolete(argparse.Action):
         args.obsolete = [*(args.obsolete or []), option_string]
 
 
+def add_fronts(add: Callable[..., object]) -> None:
+    """Flags that change what scripts import: see agent/rank_environment.py."""
+    front: dict[str, Any] = {"dest": "fronts", "action": "append_const", "default": []}
+    add("--as-horovod", const="as_horovod", help="`import horovod` in the ranks imports hvdlite", **front)
+    text = "tf.distribute.MultiWorkerMirroredStrategy in the ranks is hvd.Strategy"
+    add("--tf-strategy", const="tf_strategy", help=text, **front)
+
+
 def add_control(add: Callable[..., argparse.Action]) -> None:
     """Those of how the job runs."""
     add("-m", "--module", action="store_true", help="run the command as a Python module, like python -m")

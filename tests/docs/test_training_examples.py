@@ -151,6 +151,13 @@ def test_a_language_model_fits_only_with_a_sharded_optimizer(tmp_path, flag):
         assert code == 0 and numbers(output, "loss") and len(list((tmp_path / "saved").glob("share-*"))) == 4, output
 
 
+def test_one_model_in_each_style_has_the_same_bits():
+    pytest.importorskip("sklearn")
+    code, output = run(2, "27_three_styles.py")
+    assert code == 0 and output.count("on all ranks: True") == 3, output
+    assert len(set(re.findall(r": (\w{12}),", output))) == 1, output
+
+
 @pytest.mark.parametrize("form, ratio", [("int4", 0.14), *everything(("int8", 0.27), ("power", 0.2), ("fp16", 0.51))])
 def test_compressed_gradients_take_fewer_bytes_between_hosts(form, ratio):
     apart = Path(__file__).resolve().parents[1] / "support/pretended_hosts.py"

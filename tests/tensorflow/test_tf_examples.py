@@ -1,5 +1,6 @@
 """The examples with TensorFlow and Keras learn, as programs under the launcher."""
 
+import re
 from importlib.util import find_spec
 
 import pytest
@@ -31,6 +32,12 @@ def test_embeddings_learn_and_are_the_same_everywhere():
     code, output = run(2, "10_embeddings.py")
     assert code == 0, output
     assert accuracies(output)[-1] >= 98 and "the same bits: True" in output, output
+
+
+def test_one_model_in_each_style_has_the_same_bits():
+    code, output = run(2, "27_three_styles.py", "--framework", "keras")
+    assert code == 0 and output.count("on all ranks: True") == 4, output
+    assert len(set(re.findall(r": (\w{12}),", output))) == 1, output
 
 
 def test_the_benchmark_works():
