@@ -15,6 +15,7 @@ import json
 import logging
 import sys
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 import tensorflow as tf
@@ -75,7 +76,8 @@ class Strategy(tf.distribute.MultiWorkerMirroredStrategy):  # type: ignore[misc]
     Raises:
         HvdInitError: this process or this TensorFlow cannot have such a strategy: TF_CONFIG has another number of
             workers than the job has ranks, the job is elastic, the rank sees several GPUs, TensorFlow's own strategy
-            was made before, or this TensorFlow is too different from those that are supported.
+            was made before, or this TensorFlow is too different from those that are supported. A variable of Keras 3.0
+            to 3.4 in its scope raises it, too: these do not sum gradients under tf.distribute.
 
     Example:
         >>> strategy = hvd.Strategy()
@@ -132,11 +134,9 @@ class Strategy(tf.distribute.MultiWorkerMirroredStrategy):  # type: ignore[misc]
             context manager: variables made in it are mirrored on all ranks.
 
         Raises:
-            HvdInitError: this Keras does not sum gradients under tf.distribute.
             HvdStateError: the job in which the strategy was made is over.
         """
         self.extended._cross_device_ops.check()
-        _check_keras()
         return super().scope()
 
     @tf.autograph.experimental.do_not_convert
@@ -192,9 +192,15 @@ def _check_job() -> None:
 
 
 def _check_keras() -> None:
-    """HvdInitError for a Keras 3 whose optimizers leave out the sum of gradients (its pull requests 19467, 19969)."""
+    """HvdInitError for a variable of a Keras 3 whose optimizers leave out the sum of gradients (its pull requests 19467
+    and 19969). TensorFlow itself imports Keras, so that it is there says nothing."""
     version = str(getattr(sys.modules.get("keras"), "__version__", ""))
-    if _core.size() > 1 and version.startswith(("3.0.", "3.1.", "3.2.", "3.3.", "3.4.")):
+    if _core.size() == 1 or not version.startswith(("3.0.", "3.1.", "3.2.", "3.3.", "3.4.")):
+        return
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and not str(frame.f_globals.get("__name__")).startswith("keras.src."):
+        frame = frame.f_back
+    if frame is not None:
         raise _refused(
             f"Keras {version} does not sum gradients under tf.distribute, so each rank would train alone: install "
             "keras>=3.5, use tf_keras, or use hvd.DistributedOptimizer"

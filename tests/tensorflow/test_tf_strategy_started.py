@@ -70,8 +70,10 @@ def test_a_strategy_that_would_train_something_else_is_refused():
     with strategy.scope():
         weight = tf.Variable([1.0, 2.0])
     version, keras.__version__ = keras.__version__, "3.4.1"
-    with refused("Keras 3.4.1 does not sum gradients"), strategy.scope():
-        pass
+    with strategy.scope():
+        tf.Variable(1.0)  # is none of Keras
+        with refused("Keras 3.4.1 does not sum gradients"):
+            keras.layers.Dense(1).build((1, 1))
     keras.__version__ = version
     optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1))
 
