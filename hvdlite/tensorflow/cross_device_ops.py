@@ -11,6 +11,7 @@ the number of ranks, as in TensorFlow, so that results have the same bits.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -64,6 +65,7 @@ class HvdCrossDeviceOps(tf.distribute.CrossDeviceOps):  # type: ignore[misc]
 
     def _gather_implementation(self, per_replica_value: Any, destinations: Any, axis: int, options: Any) -> Any:
         self.check()
+        _mark_unsaveable()
         value = tf.convert_to_tensor(only(per_replica_value))
         rank = value.shape.rank
         if rank == 0:
@@ -82,6 +84,7 @@ class HvdCrossDeviceOps(tf.distribute.CrossDeviceOps):  # type: ignore[misc]
 
     def _reduced(self, reduce_op: Any, values: Sequence[Any]) -> list[Any]:
         self.check()
+        _mark_unsaveable()
         found = [each if isinstance(each, tf.IndexedSlices) else tf.convert_to_tensor(each) for each in values]
         with tf.control_dependencies(self._agreed(found)):
             dense = [i for i, each in enumerate(found) if not isinstance(each, tf.IndexedSlices)][::-1]
@@ -107,6 +110,11 @@ class HvdCrossDeviceOps(tf.distribute.CrossDeviceOps):  # type: ignore[misc]
         shown = [f"{entry} {each.shape}" for entry, each in zip(entries, values)]
         listed = Listed(once_more("Strategy"), len(values), "values", entries, shown, _SAME_CALLS)
         return agree(listed, global_process_set)
+
+
+def _mark_unsaveable() -> None:
+    """Let TensorFlow refuse to save a function in which ranks meet, as under its own strategy: none serves such one."""
+    getattr(sys.modules.get("tensorflow.python.distribute.values_util"), "mark_as_unsaveable", lambda: None)()
 
 
 def _sums(tensors: list[Any], terms: Terms, grouped: bool = False) -> list[Any]:
