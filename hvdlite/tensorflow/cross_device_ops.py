@@ -11,7 +11,6 @@ the number of ranks, as in TensorFlow, so that results have the same bits.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -32,6 +31,12 @@ SMALL = 1 << 16  # bytes: what is negotiated in less time than it travels is no 
 _SAME_CALLS = (
     "Make the same calls on all ranks: under a Strategy each rank runs the same program, and no rank alone may skip a "
     "gradient or a metric."
+)
+
+_NOT_SAVED = (
+    "All ranks of an hvd.Strategy meet in this function (a sum, a gather, or a variable that is summed when it is "
+    "read), so no process can serve it. Save one that TensorFlow traces when it saves, and that sums nothing itself: "
+    "@tf.function(input_signature=...) def f_with_input_signature(...)."
 )
 
 
@@ -113,8 +118,10 @@ class HvdCrossDeviceOps(tf.distribute.CrossDeviceOps):  # type: ignore[misc]
 
 
 def _mark_unsaveable() -> None:
-    """Let TensorFlow refuse to save a function in which ranks meet, as under its own strategy: none serves such one."""
-    getattr(sys.modules.get("tensorflow.python.distribute.values_util"), "mark_as_unsaveable", lambda: None)()
+    """Let tf.saved_model.save refuse the function that is traced now. It could be loaded, but served by no process."""
+    mark = getattr(tf.compat.v1.get_default_graph(), "mark_as_unsaveable", None)  # a function's graph has it
+    if mark is not None:
+        mark(_NOT_SAVED)
 
 
 def _sums(tensors: list[Any], terms: Terms, grouped: bool = False) -> list[Any]:

@@ -161,14 +161,17 @@ def test_a_function_in_which_ranks_meet_is_not_saved(tmp_path):
         lambda: strategy.run(lambda: tf.distribute.get_replica_context().all_reduce("SUM", module.weights + 1.0)),
     ]
     for each in meeting:
-        with pytest.raises(ValueError, match="Unable to save function"):
+        with pytest.raises(ValueError, match="All ranks of an hvd.Strategy meet in this function"):
             tf.saved_model.save(module, str(tmp_path / "no"), signatures=tf.function(each).get_concrete_function())
-    plain = tf.function(lambda: module.weights * 2.0).get_concrete_function()
+    served = tf.function(lambda x: module.weights * x + module.seen, input_signature=[tf.TensorSpec([2])])
     folder = str(tmp_path / f"rank{hvd.rank()}")
-    tf.saved_model.save(module, folder, signatures=plain)
+    tf.saved_model.save(module, folder, signatures=served)
     loaded = tf.saved_model.load(folder)
-    (doubled,) = loaded.signatures["serving_default"]().values()
-    assert doubled.numpy().tolist() == [2, 4]
+    (result,) = loaded.signatures["serving_default"](tf.constant([2.0, 3.0])).values()
+    assert result.numpy().tolist() == [2, 6]
+    module.step = tf.function(meeting[1])
+    with pytest.raises(ValueError, match="All ranks of an hvd.Strategy meet in this function"):
+        tf.saved_model.save(module, str(tmp_path / "no"), signatures=served)
 
 
 @as_ranks(2)
