@@ -33,6 +33,12 @@ _SAME_CALLS = (
     "gradient or a metric."
 )
 
+_NOT_SAVED = (
+    "All ranks of an hvd.Strategy meet in this function (a sum, a gather, or a variable that is summed when it is "
+    "read), so no process can serve it. Save one that TensorFlow traces when it saves, and that sums nothing itself: "
+    "@tf.function(input_signature=...) def f_with_input_signature(...)."
+)
+
 
 def only(value: Any) -> Any:
     """The tensor of this rank's replica."""
@@ -64,6 +70,7 @@ class HvdCrossDeviceOps(tf.distribute.CrossDeviceOps):  # type: ignore[misc]
 
     def _gather_implementation(self, per_replica_value: Any, destinations: Any, axis: int, options: Any) -> Any:
         self.check()
+        _mark_unsaveable()
         value = tf.convert_to_tensor(only(per_replica_value))
         rank = value.shape.rank
         if rank == 0:
@@ -82,6 +89,7 @@ class HvdCrossDeviceOps(tf.distribute.CrossDeviceOps):  # type: ignore[misc]
 
     def _reduced(self, reduce_op: Any, values: Sequence[Any]) -> list[Any]:
         self.check()
+        _mark_unsaveable()
         found = [each if isinstance(each, tf.IndexedSlices) else tf.convert_to_tensor(each) for each in values]
         with tf.control_dependencies(self._agreed(found)):
             dense = [i for i, each in enumerate(found) if not isinstance(each, tf.IndexedSlices)][::-1]
@@ -107,6 +115,13 @@ class HvdCrossDeviceOps(tf.distribute.CrossDeviceOps):  # type: ignore[misc]
         shown = [f"{entry} {each.shape}" for entry, each in zip(entries, values)]
         listed = Listed(once_more("Strategy"), len(values), "values", entries, shown, _SAME_CALLS)
         return agree(listed, global_process_set)
+
+
+def _mark_unsaveable() -> None:
+    """Let tf.saved_model.save refuse the function that is traced now. It could be loaded, but served by no process."""
+    mark = getattr(tf.compat.v1.get_default_graph(), "mark_as_unsaveable", None)  # a function's graph has it
+    if mark is not None:
+        mark(_NOT_SAVED)
 
 
 def _sums(tensors: list[Any], terms: Terms, grouped: bool = False) -> list[Any]:

@@ -143,6 +143,38 @@ def test_values_of_every_kind_are_reduced_and_gathered():
 
 
 @as_ranks(2)
+def test_a_function_in_which_ranks_meet_is_not_saved(tmp_path):
+    import tensorflow as tf
+
+    import hvdlite.tensorflow as hvd
+
+    strategy, module = hvd.Strategy(), tf.Module()
+    with strategy.scope():
+        module.weights = tf.Variable([1.0, 2.0])
+        module.seen = tf.Variable(
+            0.0, synchronization=tf.VariableSynchronization.ON_READ, aggregation=tf.VariableAggregation.MEAN
+        )
+    meeting = [
+        module.seen.read_value,
+        lambda: strategy.reduce("SUM", module.weights + 1.0, axis=None),
+        lambda: strategy.gather(module.weights + 1.0, axis=0),
+        lambda: strategy.run(lambda: tf.distribute.get_replica_context().all_reduce("SUM", module.weights + 1.0)),
+    ]
+    for each in meeting:
+        with pytest.raises(ValueError, match="All ranks of an hvd.Strategy meet in this function"):
+            tf.saved_model.save(module, str(tmp_path / "no"), signatures=tf.function(each).get_concrete_function())
+    served = tf.function(lambda x: module.weights * x + module.seen, input_signature=[tf.TensorSpec([2])])
+    folder = str(tmp_path / f"rank{hvd.rank()}")
+    tf.saved_model.save(module, folder, signatures=served)
+    loaded = tf.saved_model.load(folder)
+    (result,) = loaded.signatures["serving_default"](tf.constant([2.0, 3.0])).values()
+    assert result.numpy().tolist() == [2, 6]
+    module.step = tf.function(meeting[1])
+    with pytest.raises(ValueError, match="All ranks of an hvd.Strategy meet in this function"):
+        tf.saved_model.save(module, str(tmp_path / "no"), signatures=served)
+
+
+@as_ranks(2)
 def test_it_is_made_without_a_line_of_tensorflow():
     import tensorflow as tf
 
