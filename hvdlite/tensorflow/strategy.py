@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import logging
 import sys
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -118,7 +119,7 @@ class Strategy(tf.distribute.MultiWorkerMirroredStrategy):  # type: ignore[misc]
         extended._task_type, extended._task_id = "worker", _core.rank()  # in names of temporary folders of Keras
         extended._cross_device_ops = extended._host_cross_device_ops = HvdCrossDeviceOps()
         extended._get_variable_creator_initial_value = _first_value
-        extended._use_merge_call = lambda: True  # the way without is for XLA, which knows no collective of hvdlite
+        extended._use_merge_call = _can_merge
 
     @tf.autograph.experimental.do_not_convert
     def scope(self) -> Any:
@@ -133,6 +134,7 @@ class Strategy(tf.distribute.MultiWorkerMirroredStrategy):  # type: ignore[misc]
         """
         self.extended._cross_device_ops.check()
         _check_keras()
+        _agree_on_finite()
         return super().scope()
 
     @tf.autograph.experimental.do_not_convert
@@ -155,6 +157,8 @@ class Strategy(tf.distribute.MultiWorkerMirroredStrategy):  # type: ignore[misc]
             ValueError: the ranks have values of different shapes, or there is no such axis.
         """
         if tf.nest.is_nested(value):
+            if _for_shapes():
+                return tf.nest.map_structure(only, value)
             return tf.nest.map_structure(lambda each: self.reduce(reduce_op, each, axis), value)
         if axis is not None and getattr(getattr(only(value), "shape", None), "rank", None) == 0:
             axis = None
@@ -195,6 +199,51 @@ def _check_keras() -> None:
             f"Keras {version} does not sum gradients under tf.distribute, so each rank would train alone: install "
             "keras>=3.5, use tf_keras, or use hvd.DistributedOptimizer"
         )
+
+
+def _can_merge() -> bool:
+    """Can a replica call merge_call here? Not in a branch of tf.cond, where Keras 3 sums accumulated gradients.
+
+    The way without one is made by TensorFlow for XLA only, and does less: a variable of ONLY_FIRST_REPLICA cannot be
+    assigned a tensor in such a branch. So it is taken only there.
+    """
+    replica = getattr(threading.current_thread(), "graph", None)  # in which TensorFlow's thread of a replica began
+    return replica is None or replica is tf.compat.v1.get_default_graph()
+
+
+def _for_shapes() -> bool:
+    """Does Keras 3 ask, before it builds a model? It reduces a whole first batch, of which it looks at shapes only.
+
+    The batch does not travel then, and may have another number of rows on each rank.
+    """
+    frame = sys._getframe(1)
+    for _ in range(4):  # from `reduce`, through what keeps it from being converted
+        if frame is None or frame.f_code.co_name == "_maybe_symbolic_build":
+            break
+        frame = frame.f_back  # type: ignore[assignment]
+    return frame is not None and frame.f_code.co_name == "_maybe_symbolic_build"
+
+
+def _agree_on_finite() -> None:
+    """Let all ranks skip a step of mixed precision if one has gradients that are not finite.
+
+    LossScaleOptimizer of Keras 3 looks at gradients before they are summed, so a rank alone would leave out the sum for
+    which the others wait. That of tf_keras sums first.
+    """
+    optimizers = getattr(sys.modules.get("keras"), "optimizers", None)
+    made = getattr(optimizers, "LossScaleOptimizer", None)
+    alone = getattr(made, "check_finite", None)
+    if made is None or alone is None or hasattr(alone, "_hvdlite_alone"):
+        return
+
+    def check_finite(self: Any, grads: Any) -> Any:
+        finite, context = alone(self, grads), tf.distribute.get_replica_context()
+        if context is None or not isinstance(context.strategy, Strategy):
+            return finite
+        return tf.equal(context.all_reduce("SUM", tf.cast(finite, tf.int32)), _core.size())
+
+    check_finite._hvdlite_alone = alone  # type: ignore[attr-defined]
+    made.check_finite = check_finite
 
 
 class _quiet:
