@@ -25,7 +25,7 @@ from ..process_sets.process_set import global_process_set
 from . import ops
 from .ops.gradients import differentiable
 from .ops.order import once_more
-from .ops.run import agree
+from .ops.run import agree, refuse_xla
 
 SMALL = 1 << 16  # bytes: what is negotiated in less time than it travels is no small one
 _SAME_CALLS = (
@@ -56,6 +56,16 @@ class HvdCrossDeviceOps(tf.distribute.CrossDeviceOps):  # type: ignore[misc]
     @property
     def _num_between_graph_workers(self) -> int:
         return _core.size()  # with 1, TensorFlow takes one value for the result
+
+    def reduce(self, *args: Any, **kwargs: Any) -> Any:
+        """As TensorFlow's, which for XLA knows no device of a value, and raises that first."""
+        refuse_xla()
+        return super().reduce(*args, **kwargs)
+
+    def batch_reduce(self, *args: Any, **kwargs: Any) -> Any:
+        """Likewise, of several values."""
+        refuse_xla()
+        return super().batch_reduce(*args, **kwargs)
 
     def batch_reduce_implementation(self, reduce_op: Any, value_destination_pairs: Any, options: Any) -> list[Any]:
         """The reduced values, in the order of the pairs."""

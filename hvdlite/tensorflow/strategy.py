@@ -13,16 +13,14 @@ from __future__ import annotations
 
 import json
 import logging
-import sys
+import threading
 from collections.abc import Callable
-from types import FrameType
 from typing import Any
 
 import tensorflow as tf
 
 from .. import _core, config
-from ..errors import HvdInitError, HvdMismatchError
-from ..errors.codes import coded
+from ..errors import HvdMismatchError
 from ..lifecycle.init import init, is_initialized
 from ..ops import Terms
 from ..process_sets.process_set import global_process_set
@@ -30,6 +28,7 @@ from ..rendezvous import elastic_member
 from .cross_device_ops import HvdCrossDeviceOps, only
 from .errors import as_tensorflow
 from .ops.run import run
+from .strategy_for_keras import agree_on_finite, asks_for_shapes, check_version, refused
 
 _REPLACED = (  # attributes and methods of `Strategy.extended`
     "_num_workers", "_id_in_cluster", "_is_chief", "_cluster_resolver", "_cross_device_ops", "_host_cross_device_ops",
@@ -95,7 +94,7 @@ class Strategy(tf.distribute.MultiWorkerMirroredStrategy):  # type: ignore[misc]
         _check_job()
         gpus = len(tf.config.list_logical_devices("GPU"))
         if gpus > 1:
-            raise _refused(
+            raise refused(
                 f"this rank sees {gpus} GPUs: choose one a rank before any is used, by "
                 "tf.config.set_visible_devices(gpus[hvd.local_rank()], 'GPU')"
             )
@@ -108,14 +107,14 @@ class Strategy(tf.distribute.MultiWorkerMirroredStrategy):  # type: ignore[misc]
             except ValueError as error:
                 if "already configured" not in str(error):
                     raise
-                raise _refused(
+                raise refused(
                     "TensorFlow's own MultiWorkerMirroredStrategy was made in this process before: make hvd.Strategy() "
                     "in its place"
                 ) from error
         extended = self.extended
         missing = [name for name in _REPLACED if not hasattr(extended, name)]
         if missing:
-            raise _refused(
+            raise refused(
                 f"TensorFlow {tf.__version__} has no {', '.join(missing)} in MultiWorkerMirroredStrategy, which "
                 f"hvdlite replaces: {_INSTEAD}"
             )
@@ -124,7 +123,7 @@ class Strategy(tf.distribute.MultiWorkerMirroredStrategy):  # type: ignore[misc]
         extended._task_type, extended._task_id = "worker", _core.rank()  # in names of temporary folders of Keras
         extended._cross_device_ops = extended._host_cross_device_ops = HvdCrossDeviceOps()
         extended._get_variable_creator_initial_value = _first_value
-        extended._use_merge_call = lambda: True  # the way without is for XLA, which knows no collective of hvdlite
+        extended._use_merge_call = _can_merge
 
     @tf.autograph.experimental.do_not_convert
     def scope(self) -> Any:
@@ -159,20 +158,18 @@ class Strategy(tf.distribute.MultiWorkerMirroredStrategy):  # type: ignore[misc]
             ValueError: the ranks have values of different shapes, or there is no such axis.
         """
         if tf.nest.is_nested(value):
+            if asks_for_shapes():
+                return tf.nest.map_structure(only, value)
             return tf.nest.map_structure(lambda each: self.reduce(reduce_op, each, axis), value)
         if axis is not None and getattr(getattr(only(value), "shape", None), "rank", None) == 0:
             axis = None
         return super().reduce(reduce_op, value, axis)
 
 
-def _refused(why: str) -> HvdInitError:
-    return HvdInitError(coded("HVD429", f"hvd.Strategy(): {why}"))
-
-
 def _check_job() -> None:
     """HvdInitError for a job in which a Strategy would train something else than it seems to."""
     if elastic_member.is_elastic():
-        raise _refused(
+        raise refused(
             "the ranks of an elastic job change, and a Strategy keeps its number of replicas: use "
             "hvd.DistributedOptimizer with hvd.elastic.run, or restart the job from a checkpoint (--max-restarts)"
         )
@@ -183,28 +180,22 @@ def _check_job() -> None:
         cluster = json.loads(text).get("cluster", {})
         workers = sum(len(cluster.get(kind, ())) for kind in ("chief", "worker"))
     except (ValueError, AttributeError, TypeError):
-        raise _refused("TF_CONFIG is no JSON of a cluster: unset it, hvdlite-run starts the ranks") from None
+        raise refused("TF_CONFIG is no JSON of a cluster: unset it, hvdlite-run starts the ranks") from None
     if workers not in (0, _core.size()):
-        raise _refused(
+        raise refused(
             f"TF_CONFIG has {workers} workers and the job has {_core.size()} "
             f"rank{'s'[: _core.size() > 1]}: start {workers} ranks by hvdlite-run, or unset TF_CONFIG"
         )
 
 
-def _check_keras() -> None:
-    """HvdInitError for a variable of a Keras 3 whose optimizers leave out the sum of gradients (its pull requests 19467
-    and 19969). TensorFlow itself imports Keras, so that it is there says nothing."""
-    version = str(getattr(sys.modules.get("keras"), "__version__", ""))
-    if _core.size() == 1 or not version.startswith(("3.0.", "3.1.", "3.2.", "3.3.", "3.4.")):
-        return
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and not str(frame.f_globals.get("__name__")).startswith("keras.src."):
-        frame = frame.f_back
-    if frame is not None:
-        raise _refused(
-            f"Keras {version} does not sum gradients under tf.distribute, so each rank would train alone: install "
-            "keras>=3.5, use tf_keras, or use hvd.DistributedOptimizer"
-        )
+def _can_merge() -> bool:
+    """Can a replica call merge_call here? Not in a branch of tf.cond, where Keras 3 sums accumulated gradients.
+
+    The way without one is made by TensorFlow for XLA only, and does less: a variable of ONLY_FIRST_REPLICA cannot be
+    assigned a tensor in such a branch. So it is taken only there.
+    """
+    replica = getattr(threading.current_thread(), "graph", None)  # in which TensorFlow's thread of a replica began
+    return replica is None or replica is tf.compat.v1.get_default_graph()
 
 
 class _quiet:
@@ -223,7 +214,8 @@ def _drop(record: logging.LogRecord) -> bool:
 
 def _first_value(replica_id: int, device: str, primary_var: Any, **kwargs: Any) -> Callable[[], tf.Tensor]:
     """What makes a variable's first value: the first rank's. The others compute theirs for its shape."""
-    _check_keras()
+    check_version()
+    agree_on_finite()
 
     def initial_value() -> tf.Tensor:
         with tf.device(device):
