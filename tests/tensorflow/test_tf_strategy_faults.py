@@ -1,11 +1,13 @@
 """hvd.Strategy where ranks are unlike: gradients, first batches; and where Keras sums gradients in a branch."""
 
+import re
+import sys
 from importlib.util import find_spec
 
 import numpy as np
 import pytest
 from fitting import compiled, digits, model_of, the_same_everywhere
-from ranks import as_ranks
+from ranks import Job, as_ranks
 
 if find_spec("tensorflow") is None:  # importing it takes seconds, and only ranks need it
     pytest.skip("TensorFlow is not installed", allow_module_level=True)
@@ -101,3 +103,24 @@ def test_xla_is_refused_by_its_name():
 
     with pytest.raises(Exception, match="HVD248"):
         compiled_by_xla(tf.constant(1.0))
+
+
+ENDLESS = """
+import os, sys
+import hvdlite.tensorflow as hvd
+import tensorflow as tf
+
+strategy = hvd.Strategy()
+step = tf.function(lambda: strategy.run(lambda: tf.distribute.get_replica_context().all_reduce("SUM", [1.0, 2.0])))
+for number in range(1 << 20):
+    if number == 100 and hvd.rank() == 1:
+        os.kill(os.getpid(), 9)
+    step()
+"""
+
+
+def test_a_rank_that_is_killed_ends_the_others_by_its_name(tmp_path):
+    (tmp_path / "train.py").write_text(ENDLESS)
+    with Job(2, [sys.executable, str(tmp_path / "train.py")], framework="tensorflow") as job:
+        assert job.wait(120) != 0
+        assert re.search(r"Strategy.list' on rank 0: rank 1 \(pid \d+\) is lost", job.text()), job.text()
