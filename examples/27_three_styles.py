@@ -4,8 +4,8 @@
     hvdlite-run -np 2 python examples/27_three_styles.py --framework keras
 
 Each style trains the same small model on scikit-learn's digits and prints a digest of its weights. With two ranks all
-digests of a framework are equal. With more ranks the scope of Keras rounds elsewhere, since it divides the loss and not
-the sum.
+digests of a framework are equal. With more ranks, sums are rounded in another order from style to style, and the scope
+of Keras divides the loss and not the sum: digests may differ, but are the same on all ranks.
 """
 
 import argparse
