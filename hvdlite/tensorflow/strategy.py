@@ -23,12 +23,14 @@ import tensorflow as tf
 from .. import _core, config
 from ..errors import HvdInitError
 from ..errors.codes import coded
+from ..keras.list_check import SAME_VARIABLES, Listed
 from ..lifecycle.init import init, is_initialized
 from ..ops import Terms
 from ..process_sets.process_set import global_process_set
 from ..rendezvous import elastic_member
 from .cross_device_ops import HvdCrossDeviceOps, only
-from .ops.run import run
+from .ops.order import once_more
+from .ops.run import agree, run
 
 _REPLACED = (  # attributes and methods of `Strategy.extended`
     "_num_workers", "_id_in_cluster", "_is_chief", "_cluster_resolver", "_cross_device_ops", "_host_cross_device_ops",
@@ -275,7 +277,11 @@ def _first_value(replica_id: int, device: str, primary_var: Any, **kwargs: Any) 
             alike = _SAME_BITS.get(value.dtype)
             sent = tf.bitcast(value, alike) if alike else value
             terms = Terms(global_process_set, root_rank=0)
-            (first,) = run("broadcast", [sent], [kwargs.get("name")], terms).results
+            kind = f"{value.dtype.name} {value.shape}"
+            shown = f"{kwargs.get('name')} {kind}"  # not compared: Keras counts layers of a rank's own in its names
+            listed = Listed(once_more("Strategy"), 1, "variable", ["variable " + kind], [shown], SAME_VARIABLES)
+            with tf.control_dependencies(agree(listed, global_process_set)):
+                (first,) = run("broadcast", [tf.identity(sent)], ["Strategy.variable"], terms).results
             return tf.bitcast(first, value.dtype) if alike else first
 
     return initial_value
