@@ -25,7 +25,7 @@ from ..process_sets.process_set import global_process_set
 from . import ops
 from .ops.gradients import differentiable
 from .ops.order import once_more
-from .ops.run import agree, refuse_xla
+from .ops.run import agree
 
 SMALL = 1 << 16  # bytes: what is negotiated in less time than it travels is no small one
 _SAME_CALLS = (
@@ -57,15 +57,19 @@ class HvdCrossDeviceOps(tf.distribute.CrossDeviceOps):  # type: ignore[misc]
     def _num_between_graph_workers(self) -> int:
         return _core.size()  # with 1, TensorFlow takes one value for the result
 
-    def reduce(self, *args: Any, **kwargs: Any) -> Any:
-        """As TensorFlow's, which for XLA knows no device of a value, and raises that first."""
-        refuse_xla()
-        return super().reduce(*args, **kwargs)
+    def reduce(self, reduce_op: Any, per_replica_value: Any, destinations: Any, options: Any = None) -> Any:
+        """As TensorFlow's, which in a graph refuses values without a device: those made outside of a replica, and for
+        XLA all, before it is seen that XLA knows no collective of hvdlite.
+        """
+        if _core.size() == 1:
+            return super().reduce(reduce_op, per_replica_value, destinations, options)
+        return self.reduce_implementation(reduce_op, per_replica_value, destinations, options)
 
-    def batch_reduce(self, *args: Any, **kwargs: Any) -> Any:
+    def batch_reduce(self, reduce_op: Any, value_destination_pairs: Any, options: Any = None) -> Any:
         """Likewise, of several values."""
-        refuse_xla()
-        return super().batch_reduce(*args, **kwargs)
+        if _core.size() == 1:
+            return super().batch_reduce(reduce_op, value_destination_pairs, options)
+        return self.batch_reduce_implementation(reduce_op, value_destination_pairs, options)
 
     def batch_reduce_implementation(self, reduce_op: Any, value_destination_pairs: Any, options: Any) -> list[Any]:
         """The reduced values, in the order of the pairs."""
@@ -118,12 +122,18 @@ class HvdCrossDeviceOps(tf.distribute.CrossDeviceOps):  # type: ignore[misc]
         return [_mean(each) for each in found] if reduce_op == tf.distribute.ReduceOp.MEAN else found
 
     def _agreed(self, values: Sequence[Any]) -> list[Any]:
-        """Nothing of several values travels before all ranks are seen to have as many, of the same types."""
-        if len(values) < 2:
+        """Nothing travels before all ranks are seen to have as many values, of the same types.
+
+        A single value in a graph does: TensorFlow sends one in a branch, which is in no order with other lists. An
+        eager one is compared, though it is a round more: where a rank alone skips a step, the others wait in it for
+        gradients, and this rank for the number that says whether there is another batch.
+        """
+        if not values or len(values) == 1 and not tf.executing_eagerly():
             return []
         entries = [f"{each.dtype.name}{' sparse' * isinstance(each, tf.IndexedSlices)}" for each in values]
         shown = [f"{entry} {each.shape}" for entry, each in zip(entries, values)]
-        listed = Listed(once_more("Strategy"), len(values), "values", entries, shown, _SAME_CALLS)
+        noun = f"value{'s' * (len(values) != 1)}"
+        listed = Listed(once_more("Strategy"), len(values), noun, entries, shown, _SAME_CALLS)
         return agree(listed, global_process_set)
 
 

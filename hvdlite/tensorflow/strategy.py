@@ -20,14 +20,14 @@ from typing import Any
 import tensorflow as tf
 
 from .. import _core, config
-from ..errors import HvdMismatchError
+from ..keras.list_check import SAME_VARIABLES, Listed
 from ..lifecycle.init import init, is_initialized
 from ..ops import Terms
 from ..process_sets.process_set import global_process_set
 from ..rendezvous import elastic_member
 from .cross_device_ops import HvdCrossDeviceOps, only
-from .errors import as_tensorflow
-from .ops.run import run
+from .ops.order import once_more
+from .ops.run import agree, run
 from .strategy_for_keras import agree_on_finite, asks_for_shapes, check_version, refused
 
 _REPLACED = (  # attributes and methods of `Strategy.extended`
@@ -228,12 +228,11 @@ def _first_value(replica_id: int, device: str, primary_var: Any, **kwargs: Any) 
             alike = _SAME_BITS.get(value.dtype)
             sent = tf.bitcast(value, alike) if alike else value
             terms = Terms(global_process_set, root_rank=0)
-            try:  # without a name: ranks that make other variables are to meet here, and not to wait
-                (first,) = run("broadcast", [sent], [None], terms).results
-            except HvdMismatchError as error:
-                named = HvdMismatchError(f"variable {kwargs.get('name')!r}: {error}")  # which ends with its code
-                named.ranks = error.ranks
-                raise as_tensorflow(named) from error
+            kind = f"{value.dtype.name} {value.shape}"
+            shown = f"{kwargs.get('name')} {kind}"  # not compared: Keras counts layers of a rank's own in its names
+            listed = Listed(once_more("Strategy"), 1, "variable", ["variable " + kind], [shown], SAME_VARIABLES)
+            with tf.control_dependencies(agree(listed, global_process_set)):
+                (first,) = run("broadcast", [tf.identity(sent)], ["Strategy.variable"], terms).results
             return tf.bitcast(first, value.dtype) if alike else first
 
     return initial_value

@@ -124,3 +124,33 @@ def test_a_rank_that_is_killed_ends_the_others_by_its_name(tmp_path):
     with Job(2, [sys.executable, str(tmp_path / "train.py")], framework="tensorflow") as job:
         assert job.wait(120) != 0
         assert re.search(r"Strategy.list' on rank 0: rank 1 \(pid \d+\) is lost", job.text()), job.text()
+
+
+@as_ranks(2)
+def test_other_variables_on_a_rank_raise_on_all():
+    import keras
+
+    import hvdlite.tensorflow as hvd
+
+    strategy = hvd.Strategy()
+    layers = [keras.layers.Dense(8), keras.layers.LayerNormalization()]
+    with strategy.scope(), pytest.raises(hvd.HvdMismatchError, match=r"kernel float32 \(8, 8\)"):
+        keras.Sequential([keras.layers.Input((8,)), *layers[:: 1 if hvd.rank() else -1]])
+
+
+@as_ranks(2)
+def test_a_rank_that_skips_a_step_raises_on_all():
+    import tensorflow as tf
+
+    import hvdlite.tensorflow as hvd
+
+    strategy = hvd.Strategy()
+
+    def summed(value):
+        return tf.distribute.get_replica_context().all_reduce("SUM", [value, value])
+
+    step = tf.function(lambda: strategy.run(summed, args=(tf.constant(1.0),)))
+    with pytest.raises(Exception, match=r"2 values \(float32 \(\), float32 \(\)\)"):
+        if hvd.rank() == 0:
+            step()
+        strategy.reduce("SUM", tf.constant(1), axis=None)
