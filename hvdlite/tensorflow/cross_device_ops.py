@@ -30,7 +30,7 @@ from .ops.run import agree
 SMALL = 1 << 16  # bytes: what is negotiated in less time than it travels is no small one
 _SAME_CALLS = (
     "Make the same calls on all ranks: under a Strategy each rank runs the same program, and no rank alone may skip a "
-    "gradient or a metric."
+    "gradient, a metric or a batch."
 )
 
 _NOT_SAVED = (

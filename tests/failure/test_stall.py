@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from launching import launch
-from ranks import EVERYTHING
+from ranks import EVERYTHING, everything
 
 PROGRAM = str(Path(__file__).resolve().parents[1] / "support/stalling.py")
 WAITED = (
@@ -27,7 +27,7 @@ WAYS = {
 }
 
 
-@pytest.mark.parametrize("way", [way for way in WAYS if EVERYTHING or way not in ("sleep", "joined")])
+@pytest.mark.parametrize("way", [way for way in WAYS if EVERYTHING or way not in ("sleep", "joined", "set", "other")])
 def test_who_keeps_the_others_waiting_is_told_and_ends_the_job(way):
     waited, state, stack = WAYS[way]
     words = ("-np", 3, "--stall-check-time", 1, "--collective-timeout", 2, "--failure-grace", 1)
@@ -70,7 +70,7 @@ def test_the_next_rank_makes_the_reports_when_rank_0_has_left():
     assert re.search(r"hvdlite-run: rank 2 .* rank 1 says: nothing has moved", err), said
 
 
-@pytest.mark.parametrize("rank", [0, 2])
+@pytest.mark.parametrize("rank", [2, *everything(0)])
 def test_a_rank_that_is_stopped_in_init_is_the_cause_and_not_who_waited_for_it(rank):
     program = PROGRAM.replace("stalling", "stops_in_init")
     words = ("-np", 3, "--start-timeout", 2, "--failure-grace", 0.5, sys.executable, program, rank)

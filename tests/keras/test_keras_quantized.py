@@ -12,7 +12,7 @@ needs("keras", "tensorflow")
 PATIENCE_S = 240.0
 
 
-@as_ranks(2, 4)
+@as_ranks(4)
 def test_optimizers_round_between_hosts_and_make_up_for_it():
     from keras_quantized import hvd, program
 
