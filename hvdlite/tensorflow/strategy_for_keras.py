@@ -2,6 +2,8 @@
 
 What does Keras 3 do under tf.distribute that goes wrong with several workers? Its first versions do not sum gradients.
 It reduces a whole batch to know its shapes. And its loss scale looks at gradients before they are summed.
+
+The versions are refused. The other two are recognized where Keras comes to the Strategy, since it has no hook for them.
 """
 
 from __future__ import annotations
