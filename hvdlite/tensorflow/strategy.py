@@ -179,7 +179,7 @@ def _check_job() -> None:
     try:
         cluster = json.loads(text).get("cluster", {})
         workers = sum(len(cluster.get(kind, ())) for kind in ("chief", "worker"))
-    except (ValueError, AttributeError, TypeError):
+    except (ValueError, AttributeError, TypeError, RecursionError):
         raise refused("TF_CONFIG is no JSON of a cluster: unset it, hvdlite-run starts the ranks") from None
     if workers not in (0, _core.size()):
         raise refused(

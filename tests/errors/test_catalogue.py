@@ -139,7 +139,6 @@ EXEMPT = {  # (file, function or class.function): reason
     ("hvdlite/ops/arguments.py", "Compressor.decompress"): ABSTRACT,
     ("hvdlite/executors/run.py", "run"): "a DeprecationWarning, which says what to write instead",
     ("hvdlite/tensorflow/elastic.py", "_lost"): OTHERS,
-    ("hvdlite/tensorflow/strategy.py", "_first_value.initial_value"): OTHERS,
     ("hvdlite/torch/elastic/state.py", "StateHandler.save"): ABSTRACT,
     ("hvdlite/torch/elastic/state.py", "StateHandler.restore"): ABSTRACT,
     ("hvdlite/torch/elastic/state.py", "StateHandler.sync"): ABSTRACT,

@@ -15,8 +15,10 @@ if find_spec("tensorflow") is None:  # importing it takes seconds, and only rank
 PATIENCE_S = 300.0  # TensorFlow takes a minute to import on a busy machine
 
 UNCHANGED = """
-import os, sys
-import tensorflow as tf
+import importlib.util, os, sys
+assert importlib.util.find_spec("tensorflow")
+import keras  # which imports TensorFlow
+import tensorflow.compat.v2 as tf
 
 options = tf.distribute.experimental.CommunicationOptions()
 strategy = tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)

@@ -2,7 +2,8 @@
 
 How does `hvdlite-run --tf-strategy` change a script that imports nothing of hvdlite? Python imports the module
 `sitecustomize` when it starts, and finds this one. It imports neither TensorFlow nor hvdlite: it waits until the script
-imports TensorFlow. The sitecustomize that this one hides is run as well.
+imports TensorFlow, and then puts a class in the place of TensorFlow's, whose call makes an hvd.Strategy. That imports
+hvdlite, when all other imports are over. The sitecustomize that this one hides is run as well.
 """
 
 import importlib.util
@@ -10,30 +11,48 @@ import os
 import sys
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
+_NAME = "MultiWorkerMirroredStrategy"
 
 
 class _AfterTensorflow:
     """A finder that finds `tensorflow` as the others do, and replaces the class once the module has run."""
 
     def find_spec(self, name, path=None, target=None):
-        """None for all but the first import of TensorFlow."""
+        """None for all but TensorFlow."""
         if name != "tensorflow":
             return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(name)
+        finders = [each for each in sys.meta_path if each is not self and hasattr(each, "find_spec")]
+        spec = next(filter(None, (each.find_spec(name, path, target) for each in finders)), None)
         if spec is None or spec.loader is None:
             return spec
         run = spec.loader.exec_module
 
         def run_and_replace(module):
             run(module)
-            import hvdlite.tensorflow
-
-            module.distribute.MultiWorkerMirroredStrategy = hvdlite.tensorflow.Strategy
-            module.distribute.experimental.MultiWorkerMirroredStrategy = hvdlite.tensorflow.Strategy
+            _replace(module.distribute.MultiWorkerMirroredStrategy)
 
         spec.loader.exec_module = run_and_replace  # type: ignore[method-assign]
         return spec
+
+
+def _replace(own):
+    """In every module that shows TensorFlow's API to a user: those of compat.v1 and compat.v2, too."""
+
+    class Calls(type(own)):
+        def __call__(cls, *args, **kwargs):
+            if cls is not replaced:  # hvd.Strategy, which is a subclass
+                return super().__call__(*args, **kwargs)
+            import hvdlite.tensorflow
+
+            return hvdlite.tensorflow.Strategy(*args, **kwargs)
+
+        def __instancecheck__(cls, instance):
+            return isinstance(instance, own) if cls is replaced else super().__instancecheck__(instance)
+
+    replaced = Calls(_NAME, (own,), {"__doc__": own.__doc__, "__module__": own.__module__})
+    for name, module in list(sys.modules.items()):
+        if name.startswith("tensorflow._api.") and _NAME in vars(module):
+            setattr(module, _NAME, replaced)
 
 
 def _run_the_hidden_one():
