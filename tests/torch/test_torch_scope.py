@@ -1,5 +1,7 @@
 """hvd.scope trains the bits of the wrapped optimizer and of averages by hand, and ends."""
 
+import copy
+
 import numpy as np
 import pytest
 from fitting import digits
@@ -10,7 +12,14 @@ pytest.importorskip("sklearn")
 
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset, WeightedRandomSampler
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    IterableDataset,
+    SequentialSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+)
 
 import hvdlite.torch as hvd
 
@@ -70,8 +79,10 @@ def test_a_scope_ends_with_one_model_and_local_gradients():
     model, optimizer = made(norm=True)
     loader = DataLoader(data(), batch_size=BATCH, shuffle=True, num_workers=1)
     with hvd.scope(model, optimizer, loader, backward_passes_per_step=1) as (model, wrapped, mine):
+        scheduler = torch.optim.lr_scheduler.StepLR(wrapped, 1)
         epochs = [torch.cat([images for images, _ in mine]) for _ in range(2)]
         trained(model, wrapped, mine)
+        scheduler.step()
         nn.functional.cross_entropy(model(epochs[0]), torch.zeros(len(epochs[0]), dtype=torch.long)).backward()
     hvd.check_consistency(model, wrapped)
     assert not torch.equal(*epochs), "each epoch has an order of its own"
@@ -79,16 +90,37 @@ def test_a_scope_ends_with_one_model_and_local_gradients():
         rows = np.sort(hvd.allgather(epoch).numpy(), axis=0)
         np.testing.assert_array_equal(rows, np.sort(data().tensors[0].numpy(), axis=0))
     for each in (optimizer, wrapped):
+        copied = copy.deepcopy(each)
+        assert type(copied) is torch.optim.AdamW and copied.param_groups[0]["lr"] == 1e-3
         each.zero_grad()
         (model[0].weight.sum() * (hvd.rank() + 1)).backward()
         assert (model[0].weight.grad == hvd.rank() + 1).all(), "local"
         each.step()
-    with hvd.scope(model, optimizer) as (_, again, nothing):  # which makes the weights equal again
-        assert nothing is None
+    with hvd.scope(model, wrapped, mine) as (_, again, second):  # which makes the weights equal again
+        assert second.batch_size == BATCH // 2 and len(second) == 6
         again.zero_grad()
         (model[0].weight.sum() * (hvd.rank() + 1)).backward()
         assert (model[0].weight.grad == 1.5).all()
         again.step()
+
+
+@as_ranks(2)
+@pytest.mark.parametrize("rows, drop_last", [(16, False), (17, False), (17, True)])
+def test_batches_are_those_of_one_process(rows, drop_last):
+    """Also with the random state of rank 0 as it goes on: over two scopes, and after a resume."""
+    model, optimizer = made()
+    whole = DataLoader(torch.arange(rows), 4, shuffle=True, drop_last=drop_last)
+    torch.manual_seed(hvd.rank())
+    found = []
+    for _ in range(2):
+        with hvd.scope(model, optimizer, whole) as (_, _, mine):
+            found += [batch for _ in range(2) for batch in mine]
+    torch.manual_seed(0)
+    expected = [batch for _ in range(4) for batch in whole]
+    assert len(found) == len(expected)
+    for mine, theirs in zip(found, expected):
+        both = torch.stack(hvd.allgather_object(mine)).T.ravel()  # rank 0 has the first row, rank 1 the second, ...
+        assert torch.equal(both[: len(theirs)], theirs) and len(both) == len(theirs) + len(theirs) % 2
 
 
 @as_ranks(2)
@@ -115,9 +147,11 @@ def test_what_a_scope_cannot_share_is_refused_on_all_ranks():
     rows = data()
     drawn = WeightedRandomSampler([1.0] * len(rows), len(rows))
     for loader, error, text in (
-        (DataLoader(rows, batch_size=3), ValueError, r"batch size 3 .* number of ranks, which is 2.*HVD240"),
+        (DataLoader(rows, batch_size=3), ValueError, r"batch size 3 is no multiple .* ranks, which is 2.*HVD240"),
         (DataLoader(rows, batch_size=4, sampler=drawn), ValueError, r"sampler of its own \(WeightedRandomSampler\)"),
-        (DataLoader(rows, batch_size=None), ValueError, r"makes no batches"),
+        (DataLoader(rows, batch_size=None), ValueError, r"batch_sampler of its own, or makes no batches"),
+        (DataLoader(rows, 4, sampler=SequentialSampler(range(8))), ValueError, "sampler of its own"),
+        (DataLoader(rows, batch_sampler=BatchSampler(drawn, 4, True)), ValueError, "batch_sampler of its own"),
         (DataLoader(Stream(), batch_size=2), ValueError, r"sampler of its own \(_InfiniteConstantSampler\)"),
         (DataLoader(rows, batch_size=4 << hvd.rank()), hvd.HvdMismatchError, r"batch size.*4.*8.*same loader"),
         (DataLoader(rows, 4) if hvd.rank() else None, hvd.HvdMismatchError, r"NoneType.*HVD301"),

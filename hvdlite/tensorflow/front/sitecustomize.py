@@ -38,7 +38,7 @@ class _AfterTensorflow:
 def _replace(own):
     """In every module that shows TensorFlow's API to a user: those of compat.v1 and compat.v2, too."""
 
-    class Calls(type(own)):
+    class Calls(type(own)):  # type: ignore[misc]
         def __call__(cls, *args, **kwargs):
             if cls is not replaced:  # hvd.Strategy, which is a subclass
                 return super().__call__(*args, **kwargs)
