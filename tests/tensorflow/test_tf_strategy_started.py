@@ -51,6 +51,7 @@ def test_a_strategy_that_would_train_something_else_is_refused():
 
     import hvdlite.tensorflow as hvd
     from hvdlite.rendezvous import elastic_member
+    from hvdlite.tensorflow import strategy as strategy_module
 
     def refused(text):
         return pytest.raises(hvd.HvdInitError, match=text + r".*HVD429")
@@ -65,6 +66,11 @@ def test_a_strategy_that_would_train_something_else_is_refused():
     os.environ["TF_CONFIG"] = json.dumps({"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker"}})
     strategy = hvd.Strategy()
     del os.environ["TF_CONFIG"]
+    made_of = strategy_module._REPLACED
+    strategy_module._REPLACED = (*made_of, "_moved_by_tensorflow")
+    with refused(rf"TensorFlow {tf.__version__} has no _moved_by_tensorflow in .*: use hvd.DistributedOptimizer"):
+        hvd.Strategy()
+    strategy_module._REPLACED = made_of
     elastic_member._values["epoch"] = 1
     with refused("ranks of an elastic job change"):
         hvd.Strategy()
