@@ -29,6 +29,13 @@ with strategy.scope():
     weight = tf.Variable(float(strategy.cluster_resolver.task_id) + 5)
 context = tf.distribute.get_replica_context
 total = strategy.run(lambda: context().all_reduce("SUM", context().replica_id_in_sync_group + 1))
+class Mine(tf.distribute.MultiWorkerMirroredStrategy): pass
+try:
+    Mine()
+except RuntimeError as error:
+    assert "derive it from hvd.Strategy" in str(error), error
+else:
+    sys.exit("it would train alone")
 sizes = strategy.num_replicas_in_sync, old.num_replicas_in_sync
 print("trained", *sizes, float(weight.numpy()), int(total), os.environ["MINE"])
 """

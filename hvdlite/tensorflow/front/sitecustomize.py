@@ -40,11 +40,15 @@ def _replace(own):
 
     class Calls(type(own)):  # type: ignore[misc]
         def __call__(cls, *args, **kwargs):
-            if cls is not replaced:  # hvd.Strategy, which is a subclass
-                return super().__call__(*args, **kwargs)
-            import hvdlite.tensorflow
+            import hvdlite.tensorflow as hvd
 
-            return hvdlite.tensorflow.Strategy(*args, **kwargs)
+            if cls is replaced:
+                return hvd.Strategy(*args, **kwargs)
+            if not issubclass(cls, hvd.Strategy):  # which would train alone
+                raise hvd.HvdInitError(
+                    f"{cls.__name__} is a subclass of tf.distribute.{_NAME}: derive it from hvd.Strategy [HVD429]"
+                )
+            return super().__call__(*args, **kwargs)
 
         def __instancecheck__(cls, instance):
             return isinstance(instance, own) if cls is replaced else super().__instancecheck__(instance)
