@@ -68,7 +68,8 @@ def agree_on_finite() -> None:
 
     def check_finite(self: Any, grads: Any) -> Any:
         finite, context = alone(self, grads), tf.distribute.get_replica_context()
-        if context is None or not isinstance(context.strategy.extended._cross_device_ops, HvdCrossDeviceOps):
+        reducer = getattr(context and context.strategy.extended, "_cross_device_ops", None)
+        if context is None or not isinstance(reducer, HvdCrossDeviceOps):
             return finite
         return tf.equal(context.all_reduce("SUM", tf.cast(finite, tf.int32)), _core.size())
 
