@@ -27,7 +27,7 @@ from .ops.gradients import differentiable
 from .ops.order import once_more
 from .ops.run import agree
 
-SMALL = 1 << 16  # bytes: what is negotiated in less time than it travels is no small one
+SMALL = 1 << 16  # bytes; up to this size, negotiation takes longer than the data
 _SAME_CALLS = (
     "Make the same calls on all ranks: under a Strategy each rank runs the same program, and no rank alone may skip a "
     "gradient, a metric or a batch."
@@ -124,9 +124,9 @@ class HvdCrossDeviceOps(tf.distribute.CrossDeviceOps):  # type: ignore[misc]
     def _agreed(self, values: Sequence[Any]) -> list[Any]:
         """Nothing travels before all ranks are seen to have as many values, of the same types.
 
-        A single value in a graph does: TensorFlow sends one in a branch, which is in no order with other lists. An
-        eager one is compared, though it is a round more: where a rank alone skips a step, the others wait in it for
-        gradients, and this rank for the number that says whether there is another batch.
+        A single value in a graph is sent without this check: TensorFlow sends one in a branch, which has no order
+        among other lists. An eager one is checked, although that takes another round. If one rank skips a step, the
+        others wait for its gradients, and it waits for the number that says whether there is another batch.
         """
         if not values or len(values) == 1 and not tf.executing_eagerly():
             return []
