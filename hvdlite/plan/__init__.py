@@ -8,10 +8,10 @@ and with the same bits), timed on links that need not exist, drawn, and run in a
     plan.run(table, array)                                                   # inside a job
 
 Another package brings its own behind the entry point `hvdlite.plans`: a module that uses `plan.algorithm`.
-Planners stand beside, as modules: where to cut a model (`search`; `auto`: for hvdlite.parallel), what its layers cost
-(`profile`, `layers`), how to split a network's bandwidth (`network`), which collectives a step needs (`rewrite`). The
-program hvdlite-plan does all of it. Everything needs NumPy alone; `network` needs SciPy, `profile` PyTorch. Planners
-are imported when they are used.
+Planners stand beside, as modules: where to cut a model (`search`; `auto`: for hvdlite.parallel; `layout`: for any
+number of ranks), what its layers cost (`profile`, `layers`), how to split a network's bandwidth (`network`), which
+collectives a step needs (`rewrite`). The program hvdlite-plan does all of it. Everything needs NumPy alone; `network`
+needs SciPy, `profile` PyTorch. Planners are imported when they are used.
 
     chain = plan.Chain(layers.read("layers.json"), beta=1e-7, micro=8, memory=16e9)
     plan.best(chain, 8).stages                         # of all plans
@@ -33,14 +33,19 @@ from .table import PlanError, Table
 if TYPE_CHECKING:
     from .auto import choose
     from .execution import run
+    from .layout import Layout, layout_for
     from .search import Chain, Layer, best
 
-_LATER = {"Chain": "search", "Layer": "search", "best": "search", "choose": "auto", "run": "execution"}
+_LATER = {
+    "Chain": "search", "Layer": "search", "Layout": "layout", "best": "search", "choose": "auto",
+    "layout_for": "layout", "run": "execution",
+}  # fmt: skip
 
 __all__ = [
     "Chain",
     "Draft",
     "Layer",
+    "Layout",
     "Links",
     "PlanError",
     "Proof",
@@ -48,6 +53,7 @@ __all__ = [
     "algorithm",
     "best",
     "choose",
+    "layout_for",
     "make",
     "prove",
     "run",
