@@ -34,11 +34,12 @@ if TYPE_CHECKING:
     from .auto import choose
     from .execution import run
     from .layout import Layout, layout_for
+    from .profile import profiles
     from .search import Chain, Layer, best
 
 _LATER = {
     "Chain": "search", "Layer": "search", "Layout": "layout", "best": "search", "choose": "auto",
-    "layout_for": "layout", "run": "execution",
+    "layout_for": "layout", "profiles": "profile", "run": "execution",
 }  # fmt: skip
 
 __all__ = [
@@ -55,6 +56,7 @@ __all__ = [
     "choose",
     "layout_for",
     "make",
+    "profiles",
     "prove",
     "run",
     "time",

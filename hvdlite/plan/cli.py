@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from .commands import models, tables
+from .commands import models, morph, tables
 from .table import plain
 
 WRONG, NOT_PROVED = 2, 1
@@ -30,6 +30,7 @@ def main(words: Sequence[str] | None = None) -> int:
     kinds = parser.add_subparsers(dest="subcommand", required=True)
     tables.add(kinds)
     models.add(kinds)
+    morph.add(kinds)
     args = parser.parse_args(words)
     try:
         return int(args.run(args))

@@ -1,52 +1,104 @@
-"""Costs of a model's layers in the format `hvdlite-layers-1`, which profiles write and planners read.
+"""Costs of a model's layers in the formats `hvdlite-layers-1` and `hvdlite-profiles-1`, which planners read.
 
     {"format": "hvdlite-layers-1", "layers": [{"name", "forward_ms", "backward_ms", "activation", "weights",
         "stash", "heads", "sync"}, ...]}
+    {"format": "hvdlite-profiles-1", "profiles": {"2": [{"name", ...}, ...], "4": [...]}}
 
-Sizes are bytes of one micro-batch on one rank, as search.Layer says; the last three may be left out. What is read is
-checked as untrusted input: an error names the file and the layer.
+Sizes are bytes of one micro-batch on one rank, as search.Layer says; the last three may be left out. The second has the
+same layers at several numbers of rows of the micro-batch. What is read is checked as untrusted input: an error names
+the file and the layer.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+import re
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, asdict, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from .search import LAYERS_MAX, Layer
 from .table import PlanError, named
 
-FORMAT = "hvdlite-layers-1"
+FORMAT, PROFILES = "hvdlite-layers-1", "hvdlite-profiles-1"
 BYTES_MAX = 16 << 20
+ROWS_MAX, PROFILES_MAX = 1 << 20, 64
+_NOUN = {FORMAT: "layers", PROFILES: "profiles"}
+_ROWS = re.compile("[1-9][0-9]{0,6}")
+Found = TypeVar("Found")
 
 
 def write(path: str | Path, layers: Iterable[Layer]) -> None:
     """One layer a line."""
-    rows = ",\n".join(json.dumps(asdict(layer)) for layer in layers)
-    Path(path).write_text(f'{{"format": "{FORMAT}", "layers": [\n{rows}\n]}}\n', encoding="utf-8")
+    Path(path).write_text(f'{{"format": "{FORMAT}", "layers": {_lines(layers)}}}\n', encoding="utf-8")
+
+
+def write_profiles(path: str | Path, profiles: Mapping[int, Iterable[Layer]]) -> None:
+    """profiles: layers by rows of the micro-batch. One layer a line."""
+    parts = ",\n".join(f'"{rows}": {_lines(profiles[rows])}' for rows in sorted(profiles))
+    Path(path).write_text(f'{{"format": "{PROFILES}", "profiles": {{\n{parts}\n}}}}\n', encoding="utf-8")
 
 
 def read(path: str | Path) -> list[Layer]:
     """Raises PlanError, OSError."""
+    return _read(path, FORMAT, lambda content: _layers(content.get("layers")))
+
+
+def read_profiles(path: str | Path) -> dict[int, list[Layer]]:
+    """Layers by rows of the micro-batch, the same ones in each. Raises PlanError, OSError."""
+    return _read(path, PROFILES, _profiles)
+
+
+def _lines(layers: Iterable[Layer]) -> str:
+    rows = ",\n".join(json.dumps(asdict(layer)) for layer in layers)
+    return f"[\n{rows}\n]"
+
+
+def _read(path: str | Path, wanted: str, inside: Callable[[dict[str, Any]], Found]) -> Found:
+    """What `inside` makes of the object of a file."""
     with open(path, "rb") as file:
         text = file.read(BYTES_MAX + 1)
     try:
         if len(text) > BYTES_MAX:
             raise ValueError(f"more than {BYTES_MAX} bytes")
         content = json.loads(text)
-        if not isinstance(content, dict) or content.get("format") != FORMAT:
+        if not isinstance(content, dict) or content.get("format") != wanted:
             found = content.get("format") if isinstance(content, dict) else type(content).__name__
-            raise ValueError(f"its format is {str(found)[:40]!r}, this version reads {FORMAT!r}")
-        rows = content.get("layers")
-        if not isinstance(rows, list) or not 1 <= len(rows) <= LAYERS_MAX:
-            raise ValueError(f"layers must be a list of 1 to {LAYERS_MAX}")
-        return [_layer(number, row) for number, row in enumerate(rows)]
+            if (found, wanted) == (FORMAT, PROFILES):
+                raise ValueError("it has one profile only: `hvdlite-plan profile --rows 2,4,8` writes several")
+            raise ValueError(f"its format is {str(found)[:40]!r}, this version reads {wanted!r}")
+        return inside(content)
     except PlanError as error:
         raise PlanError(f"{path}: {error}") from None
     except (ValueError, RecursionError) as error:
-        raise PlanError(f"{path}: not a file of layers: {str(error)[:200]} [HVD005]") from None
+        raise PlanError(f"{path}: not a file of {_NOUN[wanted]}: {str(error)[:200]} [HVD005]") from None
+
+
+def _profiles(content: dict[str, Any]) -> dict[int, list[Layer]]:
+    parts = content.get("profiles")
+    if not isinstance(parts, dict) or not 1 <= len(parts) <= PROFILES_MAX:
+        raise ValueError(f"profiles must be an object of 1 to {PROFILES_MAX} profiles")
+    for key in parts:
+        if not _ROWS.fullmatch(key) or int(key) > ROWS_MAX:
+            raise ValueError(f"profile {key[:40]!r}: its name must be a whole number of rows, 1 to {ROWS_MAX}")
+    found: dict[int, list[Layer]] = {}
+    names: list[str] = []
+    for rows, key in sorted((int(key), key) for key in parts):
+        try:
+            found[rows] = _layers(parts[key])
+        except ValueError as error:  # or PlanError, which has its code
+            raise type(error)(f"profile {key}: {error}") from None
+        names = names or [layer.name for layer in found[rows]]
+        if [layer.name for layer in found[rows]] != names:
+            raise ValueError(f"profile {key} is not of the same layers as profile {min(found)}")
+    return found
+
+
+def _layers(rows: Any) -> list[Layer]:
+    if not isinstance(rows, list) or not 1 <= len(rows) <= LAYERS_MAX:
+        raise ValueError(f"layers must be a list of 1 to {LAYERS_MAX}")
+    return [_layer(number, row) for number, row in enumerate(rows)]
 
 
 def _layer(number: int, row: Any) -> Layer:

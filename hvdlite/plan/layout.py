@@ -29,6 +29,12 @@ class Layout(NamedTuple):
 
     ``rows``: of a micro-batch. ``micro_batches``: of a copy in a step. ``balance``: the number of layers of each stage.
     ``ms``: the time of a step, as played.
+
+    Example:
+        >>> from hvdlite import plan
+        >>> layout = plan.Layout(pp=2, dp=4, rows=2, micro_batches=3, balance=(4, 4), ms=10.0)
+        >>> layout.ranks, layout.describe()
+        (8, '2 stages x 4 copies, 3 micro-batches of 2 rows, layers 4+4')
     """
 
     pp: int
@@ -48,11 +54,6 @@ class Layout(NamedTuple):
 
         Returns:
             str: for messages and logs.
-
-        Example:
-            >>> from hvdlite import plan
-            >>> plan.Layout(pp=2, dp=4, rows=2, micro_batches=3, balance=(4, 4), ms=10.0).describe()
-            '2 stages x 4 copies, 3 micro-batches of 2 rows, layers 4+4'
         """
         stages, copies = f"{self.pp} stage{'s' * (self.pp > 1)}", f"{self.dp} {'copies' if self.dp > 1 else 'copy'}"
         micro, rows = f"micro-batch{'es' * (self.micro_batches > 1)}", f"{self.rows} row{'s' * (self.rows > 1)}"

@@ -32,6 +32,7 @@ def add(kinds: Any) -> None:
     made.add_argument(
         "-o", "--output", required=True, metavar="FILE", help="file of layers to write, for pipeline and auto"
     )
+    made.add_argument("--rows", metavar="N,N", help="measure micro-batches of so many rows, and write a file for morph")
     pipeline = command("pipeline", piped, "find the cut of a chain of layers, and the ranks of each stage")
     auto = command("auto", chosen, "find the mesh, cuts and kinds with the shortest step, for hvdlite.parallel")
     for made in (pipeline, auto):
@@ -74,7 +75,7 @@ def add(kinds: Any) -> None:
 
 def profiled(args: argparse.Namespace) -> int:
     from .. import layers
-    from ..profile import profile
+    from ..profile import profile, profiles
 
     module, _, function = args.model.partition(":")
     sys.path.insert(0, "")  # as `python -m` has it: the model is mostly a file of this folder
@@ -82,6 +83,14 @@ def profiled(args: argparse.Namespace) -> int:
         made, sample = getattr(import_module(module), function)()
     except Exception as error:  # of the user's own code
         raise PlanError(f"{args.model}: {type(error).__name__}: {str(error)[:200]} [HVD005]") from error
+    if args.rows is not None:
+        several = profiles(list(made), sample, _numbers(args.rows, "rows"))
+        layers.write_profiles(args.output, several)
+        print(f"{'rows':>7} {'forward ms':>10} {'backward ms':>11} {'ms a row':>10}")
+        for rows, each in several.items():
+            forward, backward = sum(one.forward_ms for one in each), sum(one.backward_ms for one in each)
+            print(f"{rows:7} {forward:10.3f} {backward:11.3f} {(forward + backward) / rows:10.3f}")
+        return 0
     found = profile(list(made), sample)
     layers.write(args.output, found)
     print(f"{'layer':24} {'forward ms':>10} {'backward ms':>11} {'activation':>12} {'weights':>12}")
@@ -89,6 +98,13 @@ def profiled(args: argparse.Namespace) -> int:
         sizes = f"{each.activation:12,.0f} {each.weights:12,.0f}"
         print(f"{each.name[:24]:24} {each.forward_ms:10.3f} {each.backward_ms:11.3f} {sizes}")
     return 0
+
+
+def _numbers(words: str, what: str) -> list[int]:
+    try:
+        return [int(word) for word in words.split(",")]
+    except ValueError:
+        raise ValueError(f"{words[:40]!r} is no list of {what}: write it as 2,4,8 [HVD008]") from None
 
 
 def _chain(args: argparse.Namespace, **more: Any) -> Any:
