@@ -13,10 +13,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, asdict, fields
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from .search import LAYERS_MAX, Layer
 from .table import PlanError, named
@@ -26,7 +26,6 @@ BYTES_MAX = 16 << 20
 ROWS_MAX, PROFILES_MAX = 1 << 20, 64
 _NOUN = {FORMAT: "layers", PROFILES: "profiles"}
 _ROWS = re.compile("[1-9][0-9]{0,6}")
-Found = TypeVar("Found")
 
 
 def write(path: str | Path, layers: Iterable[Layer]) -> None:
@@ -42,12 +41,18 @@ def write_profiles(path: str | Path, profiles: Mapping[int, Iterable[Layer]]) ->
 
 def read(path: str | Path) -> list[Layer]:
     """Raises PlanError, OSError."""
-    return _read(path, FORMAT, lambda content: _layers(content.get("layers")))
+    try:
+        return _layers(_content(path, FORMAT).get("layers"))
+    except PlanError as error:
+        raise PlanError(f"{path}: {error}") from None
 
 
 def read_profiles(path: str | Path) -> dict[int, list[Layer]]:
     """Layers by rows of the micro-batch, the same ones in each. Raises PlanError, OSError."""
-    return _read(path, PROFILES, _profiles)
+    try:
+        return _profiles(_content(path, PROFILES).get("profiles"))
+    except PlanError as error:
+        raise PlanError(f"{path}: {str(error).removesuffix(' [HVD005]')} [HVD005]") from None
 
 
 def _lines(layers: Iterable[Layer]) -> str:
@@ -55,50 +60,52 @@ def _lines(layers: Iterable[Layer]) -> str:
     return f"[\n{rows}\n]"
 
 
-def _read(path: str | Path, wanted: str, inside: Callable[[dict[str, Any]], Found]) -> Found:
-    """What `inside` makes of the object of a file."""
+def _content(path: str | Path, wanted: str) -> dict[str, Any]:
+    """The object that a file of this format has."""
     with open(path, "rb") as file:
         text = file.read(BYTES_MAX + 1)
+    if len(text) > BYTES_MAX:
+        raise PlanError(f"not a file of {_NOUN[wanted]}: more than {BYTES_MAX} bytes [HVD005]")
     try:
-        if len(text) > BYTES_MAX:
-            raise ValueError(f"more than {BYTES_MAX} bytes")
         content = json.loads(text)
-        if not isinstance(content, dict) or content.get("format") != wanted:
-            found = content.get("format") if isinstance(content, dict) else type(content).__name__
-            if (found, wanted) == (FORMAT, PROFILES):
-                raise ValueError("it has one profile only: `hvdlite-plan profile --rows 2,4,8` writes several")
-            raise ValueError(f"its format is {str(found)[:40]!r}, this version reads {wanted!r}")
-        return inside(content)
-    except PlanError as error:
-        raise PlanError(f"{path}: {error}") from None
     except (ValueError, RecursionError) as error:
-        raise PlanError(f"{path}: not a file of {_NOUN[wanted]}: {str(error)[:200]} [HVD005]") from None
+        raise PlanError(f"not a file of {_NOUN[wanted]}: {str(error)[:200]} [HVD005]") from None
+    found = content.get("format") if isinstance(content, dict) else type(content).__name__
+    if isinstance(content, dict) and found == wanted:
+        return content
+    why = f"its format is {str(found)[:40]!r}, this version reads {wanted!r}"
+    if wanted == PROFILES and found == FORMAT:
+        why = "it has one profile only; `hvdlite-plan profile --rows 2,4,8` writes several"
+    raise PlanError(f"not a file of {_NOUN[wanted]}: {why} [HVD005]")
 
 
-def _profiles(content: dict[str, Any]) -> dict[int, list[Layer]]:
-    parts = content.get("profiles")
+def _profiles(parts: Any) -> dict[int, list[Layer]]:
     if not isinstance(parts, dict) or not 1 <= len(parts) <= PROFILES_MAX:
-        raise ValueError(f"profiles must be an object of 1 to {PROFILES_MAX} profiles")
+        raise PlanError(f"profiles must be an object of 1 to {PROFILES_MAX} of them, by rows [HVD005]")
     for key in parts:
         if not _ROWS.fullmatch(key) or int(key) > ROWS_MAX:
-            raise ValueError(f"profile {key[:40]!r}: its name must be a whole number of rows, 1 to {ROWS_MAX}")
+            raise PlanError(f"profile {key[:40]!r}: the rows must be a whole number of 1 to {ROWS_MAX} [HVD005]")
     found: dict[int, list[Layer]] = {}
-    names: list[str] = []
-    for rows, key in sorted((int(key), key) for key in parts):
+    for rows in sorted(map(int, parts)):
         try:
-            found[rows] = _layers(parts[key])
-        except ValueError as error:  # or PlanError, which has its code
-            raise type(error)(f"profile {key}: {error}") from None
-        names = names or [layer.name for layer in found[rows]]
-        if [layer.name for layer in found[rows]] != names:
-            raise ValueError(f"profile {key} is not of the same layers as profile {min(found)}")
+            found[rows] = _layers(parts[str(rows)])
+        except PlanError as error:
+            raise PlanError(f"profile {rows}: {str(error).removesuffix(' [HVD005]')} [HVD005]") from None
+        first = min(found)
+        if [layer.name for layer in found[rows]] != [layer.name for layer in found[first]]:
+            raise PlanError(f"profile {rows} is not of the same layers as profile {first} [HVD005]")
     return found
 
 
 def _layers(rows: Any) -> list[Layer]:
     if not isinstance(rows, list) or not 1 <= len(rows) <= LAYERS_MAX:
-        raise ValueError(f"layers must be a list of 1 to {LAYERS_MAX}")
-    return [_layer(number, row) for number, row in enumerate(rows)]
+        raise PlanError(f"layers must be a list of 1 to {LAYERS_MAX} [HVD005]")
+    try:
+        return [_layer(number, row) for number, row in enumerate(rows)]
+    except PlanError:
+        raise
+    except ValueError as error:
+        raise PlanError(f"{str(error)[:200]} [HVD005]") from None
 
 
 def _layer(number: int, row: Any) -> Layer:

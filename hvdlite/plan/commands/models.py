@@ -87,8 +87,8 @@ def profiled(args: argparse.Namespace) -> int:
         several = profiles(list(made), sample, _numbers(args.rows, "rows"))
         layers.write_profiles(args.output, several)
         print(f"{'rows':>7} {'forward ms':>10} {'backward ms':>11} {'ms a row':>10}")
-        for rows, each in several.items():
-            forward, backward = sum(one.forward_ms for one in each), sum(one.backward_ms for one in each)
+        for rows, own in several.items():
+            forward, backward = sum(each.forward_ms for each in own), sum(each.backward_ms for each in own)
             print(f"{rows:7} {forward:10.3f} {backward:11.3f} {(forward + backward) / rows:10.3f}")
         return 0
     found = profile(list(made), sample)
