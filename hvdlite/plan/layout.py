@@ -97,7 +97,9 @@ def layout_for(
         for pp in range(1, min(ranks // dp, count) + 1) if shape is None or (pp, dp) == tuple(shape)
         for rows in profiles if batch // dp % rows == 0 and batch // dp // rows <= MICRO_MAX
     ]  # fmt: skip
-    where = f"at most {ranks} ranks" if shape is None else f"{shape[0]} stages x {shape[1]} copies on {ranks} ranks"
+    where = f"at most {ranks} rank{'s' * (ranks > 1)}"
+    if shape is not None:
+        where = f"pp={shape[0]} x dp={shape[1]} on {where}"
     none = f"no layout of {where} for {count} layers and a batch of {batch} rows"
     if not tried:
         known = ", ".join(map(str, sorted(profiles)))

@@ -74,7 +74,7 @@ def test_the_least_memory_is_named_and_fits():
 @pytest.mark.parametrize("why, call", [
     ("at most 3 ranks for 2 layers and a batch of 9 rows keeps.*are of 4 rows", lambda: layout_for(ONE, 3, 9)),
     ("up to 4096 micro-batches", lambda: layout_for({1: [block()]}, 1, 4097)),
-    ("3 stages x 1 copies on 8 ranks for 2 layers", lambda: layout_for(ONE, 8, 8, shape=(3, 1))),
+    ("pp=3 x dp=1 on at most 8 ranks for 2 layers", lambda: layout_for(ONE, 8, 8, shape=(3, 1))),
     ("the same layers.*1 at 2 rows, 2 at 4 rows", lambda: layout_for({**ONE, 2: [block()]}, 1, 8)),
     ("0 ranks", lambda: layout_for(ONE, 0, 8)),
     ("True rows of a batch", lambda: layout_for(ONE, 1, True)),
