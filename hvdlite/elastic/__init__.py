@@ -200,9 +200,23 @@ class State:
             HvdStateError: with ``save_to``, a part of the state cannot be pickled.
         """
         self._save_commit()
-        if self._file is not None and self._rank() == 0:
-            self._file.committed(self.state_dict)
+        if self._file is not None:
+            self._commit_to_file(self._file)
         self.check_host_updates()
+
+    def _commit_to_file(self, file: checkpoint.Kept) -> None:
+        """A commit is made. All ranks call it, as the two below."""
+        if self._rank() == 0:
+            file.committed(self.state_dict)
+
+    def _end_to_file(self, file: checkpoint.Kept) -> None:
+        """The training function has returned."""
+        if self._rank() == 0:
+            file.ended(self.state_dict)
+
+    def _last_to_file(self, file: checkpoint.Kept) -> bool:
+        """The job ends: whether the file has the last commit, as rank 0 knows."""
+        return self._rank() == 0 and file.write(self.state_dict())
 
     def _save_commit(self) -> None:
         """save, as the commit that follows the last one."""
@@ -457,15 +471,16 @@ def _trained(func: Callable[..., Any], state: State, args: Any, kwargs: Any) -> 
     except HostsUpdatedInterrupt:
         state._save_commit()
         raise
-    if state._file is not None and state._rank() == 0:
-        state._file.ended(state.state_dict)
+    if state._file is not None:
+        state._end_to_file(state._file)
     return result
 
 
 def _end_preempted(state: State) -> NoReturn:
     """All have saved at the same place: the file as well, and on to the end of this process."""
-    kept = state._file is not None and state._rank() == 0 and state._file.write(state.state_dict())
+    kept = False
     with contextlib.suppress(HorovodInternalError, HvdTimeoutError):  # without the news: rank 0 knows, if it is alive
+        kept = state._file is not None and state._last_to_file(state._file)
         kept = state._bcast_object(kept)
     init.shutdown()  # all leave together: this end is no failure
     sys.exit(PREEMPTED if kept else UNKEPT)

@@ -48,13 +48,13 @@ class _Hashed:
 
 class Kept:
     """The file of a state. unread: no rank has what is in it, if there is such a file; until the first sync is done.
-    taken: another job writes it as well, so this one does not."""
+    taken: another job writes it as well, so this one does not. behind: it may lack the last commit."""
 
     def __init__(self, path: str, seconds: float, unread: bool) -> None:
         self.unread, self.taken = unread, False
         self._path, self._seconds, self._next = os.path.abspath(os.fspath(path)), seconds, 0.0
         self._head: bytes | None = None  # of the file that this job wrote or read last; None: of whichever is there
-        self._behind = True  # it may lack the last commit
+        self.behind = True
         self._warn_at = 0.0
 
     def is_due(self) -> bool:
@@ -63,48 +63,53 @@ class Kept:
 
     def ranks_changed(self) -> None:
         """Another rank may have written the file since this one did."""
-        self._head, self._behind = None, True
+        self._head, self.behind = None, True
 
     def committed(self, state_dict: Callable[[], Any]) -> None:
         """Rank 0 has committed: the file follows, if it is due."""
-        self._behind = True
+        self.behind = True
         if self.is_due():
             self.write(state_dict())
 
     def ended(self, state_dict: Callable[[], Any]) -> None:
         """Training is over: its last commit is kept, due or not."""
-        if self._behind and not self.taken:
+        if self.behind and not self.taken:
             self.write(state_dict())
 
     def write(self, state: Any) -> bool:
         """Replaces the file; whether it has this state now. Where it cannot be written the old one stays, and a warning
         says so, once a minute. Raises HvdStateError where the state itself cannot be written."""
-        self._behind = True
+        self.behind = True
         try:
             if self._is_taken():
                 return False
             self._head = write(self._path, state)
-            self._behind = False
+            self.behind = False
         except OSError as error:
-            if time.monotonic() >= self._warn_at:
-                why = error.strerror or str(error)
-                _report(
-                    f"{self._path} cannot be written ({why}): commits are kept in memory only until it can be written "
-                    "[HVD425]"
-                )
-                self._warn_at = time.monotonic() + _QUIET
+            return self.failed(error.strerror or str(error))
         except Exception as error:  # whatever the pickling of a user's class raises
             why = unpicklable(state) or str(error)
             raise HvdStateError(coded("HVD425", f"the state cannot be saved to {self._path}: {why}")) from error
         self._next = time.monotonic() + self._seconds
-        return not self._behind
+        return True
+
+    def failed(self, why: str) -> bool:
+        """It cannot be written. Warns once a minute; False."""
+        if time.monotonic() >= self._warn_at:
+            report(
+                f"{self._path} cannot be written ({why}): commits are kept in memory only until it can be written "
+                "[HVD425]"
+            )
+            self._warn_at = time.monotonic() + _QUIET
+        self._next = time.monotonic() + self._seconds
+        return False
 
     def _is_taken(self) -> bool:
         """Whether another job writes the file as well; prints it when it is found out."""
         head = b"" if self.taken else _head_of(self._path)
         if head and self._head not in (None, head):
             self.taken = True
-            _report(f"another job also writes {self._path}: give each job its own path [HVD425]")
+            report(f"another job also writes {self._path}: give each job its own path [HVD425]")
         return self.taken
 
     def load_into(self, state: Any) -> None:
@@ -116,18 +121,19 @@ class Kept:
         except OSError as error:
             raise HvdStateError(f"{self._path} cannot be read: {error.strerror} [HVD425]") from None
         if kept is None:
-            _report(f"there is no {self._path} yet: training begins")
+            report(f"there is no {self._path} yet: training begins")
             return
         try:
             state.load_state_dict(kept)
         except Exception as error:
             why = f"{type(error).__name__}: {error}"
             raise HvdStateError(coded("HVD425", f"{self._path} is the state of another training: {why}")) from error
-        self._behind = False
-        _report(f"training goes on from {self._path}")
+        self.behind = False
+        report(f"training goes on from {self._path}")
 
 
-def _report(text: str) -> None:
+def report(text: str) -> None:
+    """A line of rank 0."""
     print(f"hvdlite: {text}", file=sys.stderr, flush=True)
 
 

@@ -75,7 +75,7 @@ class Saved:
             found.update((name, value) for name, value, _ in self._items())
             found.update(self._shared(), **{"pipeline/random": _random(), "pipeline/layout": self._layout()})
 
-        exchanged(made, "part", timeout=self._timeout)
+        exchanged(made, "part", self._mesh.process_set, self._timeout)
         return found
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -132,8 +132,10 @@ class Saved:
                 pass
             return self._shared(), _random(), self.finish.optimizer is not None
 
-        everyone = exchanged(own_part, "whole", timeout=self._timeout)
-        shared = _agreed([(rank, each) for rank, (each, _, learns) in enumerate(everyone) if learns]) or everyone[0][0]
+        everyone = exchanged(own_part, "whole", self._mesh.process_set, self._timeout)
+        ranks = self._mesh.process_set.ranks
+        learning = [(rank, each) for rank, (each, _, learns) in zip(ranks, everyone) if learns]
+        shared = _agreed(learning) or everyone[0][0]
         whole = assembled(self._items, self._mesh, root_rank, (self._axes[1], self._cut()), self._timeout)
         if whole is not None:
             states = [random for _, random, _ in everyone]
@@ -156,9 +158,11 @@ class Saved:
         """
         cut = self._cut()
         self._load(whole, self._mesh.group(cut) if cut in self._mesh.shape else None)
-        random = whole.get("pipeline/random", {"mesh": None})
-        if random["mesh"] is not None and list(random["mesh"].items()) == list(self._mesh.shape.items()):
-            _set_random(random["states"][hvd.rank()])
+        random = whole.get("pipeline/random")
+        if random is None:  # left out on purpose
+            return
+        if list(random["mesh"].items()) == list(self._mesh.shape.items()):
+            _set_random(random["states"][self._mesh.process_set.rank()])
         else:
             warn(
                 f"the checkpoint has the random numbers of the mesh {random['mesh']}, and this one is "
@@ -248,9 +252,9 @@ class Saved:
             found.extend(changes(self.module, saved, tp, self.finish.optimizer))
             found.extend(self._changes(saved, tp))
 
-        exchanged(checked, "load", timeout=self._timeout)
+        exchanged(checked, "load", self._mesh.process_set, self._timeout)
         self._broken = True  # what fails now has changed a part
-        exchanged(lambda: apply(found), "loaded", timeout=self._timeout)
+        exchanged(lambda: apply(found), "loaded", self._mesh.process_set, self._timeout)
         self._broken = False
         self._batches = self._since = saved["pipeline/batches"]
         self.weights.restart(self._batches * self.micro_batches)

@@ -20,8 +20,6 @@ import torch
 
 import hvdlite.torch as hvd
 
-from ..process_sets.process_set import existing_or_added
-
 
 class Tie(NamedTuple):
     """A weight that stages share. names: its name on each of them, by stage, and `own` here; group: their ranks of
@@ -36,26 +34,25 @@ class Tie(NamedTuple):
 def ties_of(
     module: torch.nn.Module, mesh: hvd.Mesh, axis: str, tied: Iterable[tuple[str, Mapping[int, str]]]
 ) -> list[Tie]:
-    """Those of this stage. A call of all ranks: it registers the sets of all lines. ValueError for a stage or a name
+    """Those of this stage. A call of all ranks of the mesh: it opens the sets. ValueError for a stage or a name
     that is not there."""
-    stage, line, found = mesh.coordinate(axis), mesh.group(axis).ranks, []
+    stage, found = mesh.coordinate(axis), []
     for name, names in tied:
         if len(names) < 2 or not set(names) <= set(range(mesh.shape[axis])):
             raise ValueError(
                 f"tied weight {name!r} names the stages {sorted(names)}, but must name two or more of "
                 f"{mesh.shape[axis]} stages [HVD011]"
             )
-        for each in mesh.sets(axis):
-            group = existing_or_added([each.ranks[at] for at in sorted(names)])
-            if each.ranks == line and stage in names:
-                try:
-                    module.get_parameter(names[stage])
-                except AttributeError:
-                    has = ", ".join(known for known, _ in module.named_parameters())
-                    raise ValueError(
-                        f"stage {stage} has no parameter {names[stage]!r} to tie as {name!r}; it has {has} [HVD011]"
-                    ) from None
-                found.append(Tie(name, names, names[stage], group))
+        group = mesh.some(axis, names)
+        if group is not None:
+            try:
+                module.get_parameter(names[stage])
+            except AttributeError:
+                has = ", ".join(known for known, _ in module.named_parameters())
+                raise ValueError(
+                    f"stage {stage} has no parameter {names[stage]!r} to tie as {name!r}; it has {has} [HVD011]"
+                ) from None
+            found.append(Tie(name, names, names[stage], group))
     return found
 
 

@@ -117,8 +117,9 @@ class Pipeline(Saved):
         together = bool(tied or scaler or clip)  # all stages make an update at one time
         settings = (micro_batches, named(schedule), named(update), shapes, checkpoint, clip, bool(count), self.chunks)
         self.name = name = agree(
-            (*settings, scaler and scaler.state_dict()), name, digests(stage, ties), mesh.rank_at(**{axis: 0})
-        )
+            (*settings, scaler and scaler.state_dict()), name, digests(stage, ties), mesh.rank_at(**{axis: 0}),
+            mesh.process_set,
+        )  # fmt: skip
         schedules.check(self._lists(), micro_batches=micro_batches, together=together, chunks=self.chunks)
         self._timeout = timeout
         self._loss_is_late = together and not self._flushes and micro_batches < self.stages

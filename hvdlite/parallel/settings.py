@@ -107,18 +107,21 @@ def same_start(stage: torch.nn.Module, copies: hvd.ProcessSet) -> None:
     hvd.broadcast_parameters(real, copies.ranks[0], process_set=copies)
 
 
-def agree(settings: tuple[Any, ...], name: str | None, tied: dict[str, str], line: int) -> str:
+def agree(
+    settings: tuple[Any, ...], name: str | None, tied: dict[str, str], line: int, ranks: hvd.ProcessSet
+) -> str:  # fmt: skip
     """The pipeline's name. HvdMismatchError, the same on all ranks, where settings or copies of tied weights differ.
     line: the lowest rank of this pipeline."""
-    everyone = hvd.allgather_object(((*settings, name), tied, line, _made[0]), name="pipeline")
+    everyone = hvd.allgather_object(((*settings, name), tied, line, _made[0]), name="pipeline", process_set=ranks)
     what = "micro_batches, schedule, update, shapes, checkpoint, clip, count, chunks, scaler, name"
-    for rank, (other, *_) in enumerate(everyone):
+    for rank, (other, *_) in zip(ranks.ranks, everyone):
         if other != everyone[0][0]:
             raise hvd.HvdMismatchError(
-                f"ranks disagree on ({what}): rank 0 has {everyone[0][0]}, rank {rank} has {other} [HVD011]"
+                f"ranks disagree on ({what}): rank {ranks.ranks[0]} has {everyone[0][0]}, rank {rank} has {other} "
+                "[HVD011]"
             )
     first: dict[tuple[int, str], tuple[int, str]] = {}
-    for rank, (_, tied, line, _) in enumerate(everyone):
+    for rank, (_, tied, line, _) in zip(ranks.ranks, everyone):
         for name, digest in tied.items():
             known = first.setdefault((line, name), (rank, digest))
             if known[1] != digest:

@@ -31,6 +31,8 @@ PYTHONS = "Python's own protocol asks for this class, and shows its own words"
 OTHERS = "the text is another error's, which has its code"
 NOTICE = "no trouble: what was done, or where something is"
 ABSTRACT = "an abstract method: what Python programmers know"
+_OF_FOLDERS = """require_seen _require_ours require_own written _opened found Manifest.__init__ Manifest._take
+Manifest._check Manifest.require_same Manifest._copy Manifest.rest_path"""
 EXEMPT = {  # (file, function or class.function): reason
     ("hvdlite/__init__.py", "__getattr__"): PYTHONS,
     ("hvdlite/lifecycle/uncaught.py", "_to_user: print"): "the traceback of an error that has a code",
@@ -39,19 +41,9 @@ EXEMPT = {  # (file, function or class.function): reason
     ("hvdlite/tensorflow/__init__.py", "__getattr__"): PYTHONS,
     ("hvdlite/torch/sharded_checkpoint.py", "_Job._read_rest"): QUOTED,
     ("hvdlite/torch/sharded_checkpoint.py", "_require_plain"): QUOTED,
-    ("hvdlite/training/checkpoint_folder.py", "require_seen"): QUOTED,
-    ("hvdlite/training/checkpoint_folder.py", "_require_ours"): QUOTED,
-    ("hvdlite/training/checkpoint_folder.py", "require_own"): QUOTED,
-    ("hvdlite/training/checkpoint_folder.py", "written"): QUOTED,
-    ("hvdlite/training/checkpoint_folder.py", "_opened"): QUOTED,
-    ("hvdlite/training/checkpoint_folder.py", "found"): QUOTED,
-    ("hvdlite/training/checkpoint_folder.py", "Manifest.__init__"): QUOTED,
-    ("hvdlite/training/checkpoint_folder.py", "Manifest._take"): QUOTED,
-    ("hvdlite/training/checkpoint_folder.py", "Manifest._check"): QUOTED,
-    ("hvdlite/training/checkpoint_folder.py", "Manifest.require_same"): QUOTED,
-    ("hvdlite/training/checkpoint_folder.py", "Manifest._copy"): QUOTED,
-    ("hvdlite/training/checkpoint_folder.py", "Manifest.rest_path"): QUOTED,
+    **{("hvdlite/training/checkpoint_folder.py", name): QUOTED for name in _OF_FOLDERS.split()},
     ("hvdlite/parallel/__init__.py", "__getattr__"): PYTHONS,
+    ("hvdlite/torch/elastic/__init__.py", "__getattr__"): PYTHONS,
     ("hvdlite/parallel/structure.py", "taken_apart.form"): QUOTED,
     ("hvdlite/parallel/checkpoint_values.py", "exchanged"): OTHERS,
     ("hvdlite/plan/__init__.py", "__getattr__"): PYTHONS,
@@ -65,8 +57,8 @@ EXEMPT = {  # (file, function or class.function): reason
     ("hvdlite/predict/cli.py", "run: print"): OTHERS,
     ("hvdlite/predict/replicas.py", "copies"): QUOTED,
     ("hvdlite/predict/__init__.py", "__getattr__"): PYTHONS,
-    ("hvdlite/plan/layers.py", "read"): QUOTED,
     ("hvdlite/plan/layers.py", "_layer"): QUOTED,
+    ("hvdlite/plan/layers.py", "read"): QUOTED,
     ("hvdlite/plan/program.py", "Program.__post_init__"): QUOTED,
     ("hvdlite/plan/program.py", "Program._length"): QUOTED,
     ("hvdlite/plan/program.py", "_note"): QUOTED,
@@ -113,7 +105,7 @@ EXEMPT = {  # (file, function or class.function): reason
     ("hvdlite/security/job_secret.py", "of_file"): QUOTED,
     ("hvdlite/security/job_secret.py", "of_user"): QUOTED,
     ("hvdlite/security/job_secret.py", "_folder_of_host"): QUOTED,
-    ("hvdlite/elastic/checkpoint.py", "_report: print"): NOTICE,
+    ("hvdlite/elastic/checkpoint.py", "report: print"): NOTICE,
     ("hvdlite/rendezvous/store_client.py", "Store._expect"): "a rank that is removed: no failure",
     ("hvdlite/rendezvous/store_client.py", "authenticate"): QUOTED,
     ("hvdlite/security/framing.py", "Session.pack"): QUOTED,

@@ -216,6 +216,25 @@ def test_a_mesh_names_its_axes():
     assert process_set.process_sets() == [hvd.global_process_set]
 
 
+@as_ranks(4)
+def test_a_mesh_may_have_some_of_the_ranks():
+    mesh = hvd.Mesh(ranks=[0, 2, 3], dp=3, pp=-1)
+    assert mesh.process_set.ranks == [0, 2, 3] and mesh.included() == (hvd.rank() != 1)
+    assert [each.ranks for each in mesh.sets("dp")] == [[0, 2, 3]] and mesh.rank_at(dp=1, pp=0) == 2
+    if mesh.included():
+        assert mesh.coordinate("dp") == [0, 2, 3].index(hvd.rank()) and mesh.rank_at(dp=2) == 3
+        assert hvd.allreduce(hvd.rank(), op=hvd.Sum, process_set=mesh.group("dp")) == 5
+        outer = mesh.some("dp", [0, 2])
+        assert outer is mesh.some("dp", [2, 0]) and (outer is None) == (hvd.rank() == 2)
+        assert outer is None or hvd.allreduce(hvd.rank(), op=hvd.Sum, process_set=outer) == 3
+    else:
+        for call in (lambda: mesh.group("dp"), lambda: mesh.coordinate("dp"), lambda: mesh.pairs("dp"), mesh.rank_at):
+            refused(call, "rank 1 has no place")
+    for wrong in ([1, 0, 2], [0, 0, 1], [2, 3, 4], [-1, 0, 1], []):
+        refused(lambda wrong=wrong: hvd.Mesh(ranks=wrong, dp=3), "ascending order")
+    refused(lambda: hvd.Mesh(ranks=[0, 1], dp=4), "2 ranks")
+
+
 @as_ranks(1, 2, 3, 4, 6)
 def test_a_mesh_has_pairs_of_neighbours():
     for axes in ({"pp": -1, "tp": 1}, {"dp": 2, "pp": -1}, {"pp": -1, "tp": 2}, {"pp": -1, "tp": 3}):

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from launching import launch
+from ranks import everything
 
 PROGRAM = str(Path(__file__).resolve().parents[1] / "support/stages.py")
 TENSOR = r"'send\.pipe\.\d-\d\.(shapes|f0|b0?)\.mb\d'"
@@ -29,8 +30,14 @@ def seen(folder, fault):
     ("fault", "error", "text"),
     [
         ("raise", "ArithmeticError", "no such number"),
-        ("grown", "ValueError", "pipe.1-2: the output of micro-batch 5 is float32 [2, 12] with gradient, but float32 "),
-        ("word", "ValueError", "pipe.1-2: the output has a value of type set: return tensors, plain values, and"),
+        *everything(
+            (
+                "grown",
+                "ValueError",
+                "pipe.1-2: the output of micro-batch 5 is float32 [2, 12] with gradient, but float32 ",
+            ),
+            ("word", "ValueError", "pipe.1-2: the output has a value of type set: return tensors, plain values, and"),
+        ),
     ],
 )
 def test_what_a_stage_raises_is_said_on_all_others(fault, error, text, tmp_path):

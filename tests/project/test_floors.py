@@ -31,7 +31,7 @@ numpy ps
 __init__ torch
 hello keras parallel
 plan spark tensorflow
-as_horovod predict"""  # a line for each floor, from the bottom
+as_horovod elastic_pipeline predict"""  # a line for each floor, from the bottom
 PYTHON_FLOOR = {package: floor for floor, line in enumerate(PYTHON_FLOORS.split("\n")) for package in line.split()}
 LAUNCHER_FLOORS = "command_line hosts\nagent\nstore\ncontrol\noutput probe\nstarters\ndiagnostics placement\nelastic"
 LAUNCHER_FLOOR = {folder: floor for floor, line in enumerate(LAUNCHER_FLOORS.split("\n")) for folder in line.split()}
