@@ -3,12 +3,14 @@ ends as one process does that replays what was committed, bit by bit: its plane 
 """
 
 import contextlib
+import json
 import os
 import re
 import signal
 import time
 from pathlib import Path
 
+import elastic_pipeline_job
 import pytest
 from elastic_jobs import ElasticJob, is_alive
 from hosts import NAMES, PIDS, Hosts, needs_hosts
@@ -156,6 +158,24 @@ def test_a_host_is_lost_while_others_go_on_and_is_sent_for_again(tmp_path, hosts
         mended.close()
         job.until_at("nodeA", "nodeB", "nodeC")
         assert job.last() == [3, 2, 3]
+
+
+def test_a_pipeline_goes_on_when_a_host_with_two_stages_is_lost(tmp_path, hosts, sshd):
+    """Its layers lie on the other host, too: the ranks that keep them are chosen by host."""
+    plan = {"shapes": {4: [4, 1], 2: [2, 1]}, "pause": 0.02}
+    words = ("-H", "nodeA:2,nodeB:2", "--min-np", "1", "--blacklist-cooldown-range", "1000", "1000")
+    words += ("-x", f"PIPELINE={json.dumps(plan)}", "-x", "OMP_NUM_THREADS=1")
+    program = str(Path(elastic_pipeline_job.__file__))
+    with HostsJob(tmp_path, hosts, sshd, *words, at=3, program=program) as job:
+        job.until_training(4, 6)
+        os.kill(max(agents(hosts, "nodeB")), signal.SIGKILL)
+        job.until("host nodeB is lost: ")
+        job.until_training(2, job.newest())
+        (tmp_path / "last").touch()
+        assert job.wait(60) == 0, job.out
+        wrong, log = elastic_pipeline_job.differing(tmp_path, elastic_pipeline_job.Plan(**plan))
+        assert not wrong and [(layout.pp, layout.dp) for _, layout in log] == [(4, 1), (2, 1)], job.out
+        empty_within(hosts, 10)
 
 
 def test_one_of_two_ranks_whose_link_is_cut_is_killed_and_the_others_go_on(tmp_path, hosts, sshd):

@@ -5,12 +5,16 @@ any time, come again, are spare, lose both holders of a layer, and go on from a 
 """
 
 import json
+import random
+import re
+import signal
+import time
 from pathlib import Path
 
 import pytest
-from elastic_jobs import ElasticJob
+from elastic_jobs import AT_ONCE, ElasticJob
 from elastic_pipeline_job import Plan, differing
-from ranks import everything
+from ranks import as_ranks, everything
 
 PROGRAM = str(Path(__file__).parents[1] / "support" / "elastic_pipeline_job.py")
 NEVER = ("--blacklist-cooldown-range", "100", "100")  # no replacement comes
@@ -43,3 +47,149 @@ def test_ranks_are_killed_and_the_pipeline_changes(tmp_path, ranks, plan, layout
     plan = {**plan, "steps": 12}
     with PipelineJob(tmp_path, "-np", str(ranks), "--min-np", "1", *NEVER, **plan) as job:
         assert job.equal() == layouts
+
+
+def until_all_train(job, count, killed_at):
+    """Waits until so many ranks or more have made a step together since, so each layer has its copies again."""
+    end = time.monotonic() + 60
+    while True:
+        last = [job.steps(pid)[-1] for pid in job.training()]
+        if len(last) >= count and all(at > killed_at and size == len(last) for at, _, _, size in last):
+            return
+        assert time.monotonic() < end and job.process.poll() is None, job.out
+        time.sleep(0.01)
+
+
+SHAPES = {4: [2, 2], 3: [3, 1], 2: [2, 1], 1: [1, 1]}
+
+
+@pytest.mark.parametrize("seed, deaths, pairs", [(0, 3, False), *everything((1, 50, False), (2, 25, True))])
+def test_ranks_die_at_any_time_and_come_again(tmp_path, seed, deaths, pairs):
+    drawn, killed_at = random.Random(seed), 0.0
+    plan = {"shapes": SHAPES, "pause": 0.01, "copies": 3 if pairs else 2}
+    with PipelineJob(tmp_path, "-np", "4", "--min-np", "1", *AT_ONCE, **plan) as job:
+        for _ in range(deaths):
+            until_all_train(job, 3 if pairs else 2, killed_at)
+            time.sleep(drawn.uniform(0, 0.15))
+            victims = drawn.sample(sorted(job.training()), 2 if pairs else 1)
+            for victim in victims:
+                job.signal(victim, signal.SIGKILL)
+            while any(map(job.is_alive, victims)):
+                time.sleep(0.001)
+            killed_at = time.monotonic()
+        until_all_train(job, 2, killed_at)
+        (tmp_path / "last").touch()
+        job.equal()
+
+
+PLACES = ("step", "commit", "sync", "build", "alltoall")
+
+
+@pytest.mark.parametrize("seed", everything(*range(30)))
+def test_ranks_die_within_a_call_of_the_state(tmp_path, seed):
+    drawn = random.Random(seed)
+    deaths = {
+        member: [drawn.choice(PLACES), drawn.randint(1, 4), drawn.choice((0, drawn.uniform(0, 0.02)))]
+        for member in [*drawn.sample(range(4), 3), 4 + drawn.randrange(2)]
+    }
+    plan = {"shapes": SHAPES, "pause": 0.01, "copies": 4, "deaths": deaths}
+    with PipelineJob(tmp_path, "-np", "4", "--min-np", "1", *AT_ONCE, **plan) as job:
+        end = time.monotonic() + 20
+        while time.monotonic() < end and sum(1 for _ in tmp_path.glob("*.met")) < len(deaths):
+            time.sleep(0.05)
+        time.sleep(0.3)
+        (tmp_path / "last").touch()
+        job.equal()
+
+
+def test_a_job_goes_on_from_its_folder_with_other_ranks(tmp_path):
+    """After it was preempted, and again when all that held a layer are gone. The replay is one of both jobs."""
+    plan = {"shapes": {3: [3, 1], 2: [2, 1]}, "save_to": str(tmp_path / "kept"), "copies": 1, "steps": 400}
+    with PipelineJob(tmp_path, "-np", "3", "--min-np", "1", *NEVER, **plan, pause=0.05) as job:
+        job.until_training(3, 4)
+        job.process.send_signal(signal.SIGTERM)
+        assert job.wait(60) == 75, job.out
+    step = max(int(line.split()[1]) for path in tmp_path.glob("*.steps") for line in path.read_text().splitlines())
+    kills = {step + 4: [1]}
+    with PipelineJob(tmp_path, "-np", "2", "--min-np", "1", *NEVER, **{**plan, "steps": step + 8}, kills=kills) as job:
+        layouts = job.equal()
+    assert layouts[0] == (0, 3, 1) and [each[1:] for each in layouts] == [(3, 1), (2, 1), (1, 1)], layouts
+    assert layouts[1][0] in (step, step - 1) and step < layouts[2][0] <= step + 4
+    assert len(list((tmp_path / "kept").iterdir())) == 2  # the state, and the layers of one commit
+
+
+def test_layers_that_all_holders_took_with_them_are_named(tmp_path):
+    plan = {"shapes": {2: [2, 1]}, "copies": 1, "kills": {4: [1]}, "steps": 8}
+    with PipelineJob(tmp_path, "-np", "2", "--min-np", "1", *NEVER, **plan) as job:
+        assert job.wait(60) == 1
+        assert "layers 4, 5, 6, 7 of the last commit are lost" in job.out and "Keep more than copies=1" in job.out
+
+
+def refused(call, text, error=ValueError):
+    with pytest.raises(error, match=re.escape(text)):
+        call()
+
+
+def state_of(**more):
+    from elastic_pipeline_job import BATCH, layers_of, optimizer_of
+    from torch.nn.functional import cross_entropy
+
+    import hvdlite.torch as hvd
+    from hvdlite.plan import Layer
+
+    costs = {n: [Layer(str(i), n + 0.3, 2 * n + 0.3, 1e3, 1e4, 1e3) for i in range(8)] for n in (2, 4)}
+    given = {"loss": cross_entropy, "batch": BATCH, "profile": costs, "shape": lambda size: (size, 1), **more}
+    return hvd.elastic.PipelineState(layers_of(Plan()), optimizer_of, **given, step=0)
+
+
+@as_ranks(2)
+def test_what_does_not_fit_is_refused_by_name():
+    from elastic_pipeline_job import rows
+
+    import hvdlite.torch as hvd
+
+    def train(state, x, y):
+        state.train(x, y)
+
+    for more, error in (
+        ({"batch": 24.0}, "batch must be a whole number"), ({"copies": 0}, "copies must be"),
+        ({"pipe": 1}, "has a 'pipe' of its own"), ({"tied": [("t", ["0.weight"])]}, "'t' names"),
+    ):  # fmt: skip
+        refused(lambda more=more: state_of(**more), error)
+    refused(state_of().commit, "hvd.elastic.run", hvd.HvdStateError)
+    x, y = rows(0)
+    refused(lambda: hvd.elastic.run(train)(state_of(memory=5e3), x, y), "the minimum is")
+    refused(lambda: hvd.elastic.run(train)(state_of(batch=23), x, y), "keeps the batch")
+    missing = OSError if hvd.rank() == 0 else ValueError
+    refused(lambda: hvd.elastic.run(train)(state_of(profile="/not/there"), x, y), "/not/there", missing)
+    refused(lambda: hvd.elastic.run(train)(state_of(profile={2: []}), x, y), "not one of these 8 layers")
+    refused(lambda: hvd.elastic.run(train)(state_of(), x[1:], y), "has 23 rows, but train")
+
+
+@as_ranks(2)
+def test_a_second_function_goes_on_and_what_a_layer_got_later_is_refused():
+    import torch
+    from elastic_pipeline_job import rows
+
+    import hvdlite.torch as hvd
+
+    state = state_of()
+
+    @hvd.elastic.run
+    def train(state, steps):
+        for _ in range(steps):
+            mean = state.train(lambda first, last: tuple(t[first:last] for t in rows(state.step)), everywhere=True)
+            state.step += 1
+        return float(mean)
+
+    first = train(state, 3)
+    before = {name: p.clone() for name, p in state.stage.named_parameters()}
+    assert train(state, 1) < first + 1 and state.step == 4  # weights that no commit had
+    assert state.log == [(0, state.layout)] and not torch.equal(before.popitem()[1], torch.zeros(1))
+
+    @hvd.elastic.run
+    def late(state):
+        state.stage.register_parameter("more", torch.nn.Parameter(torch.zeros(1)))
+        state.commit()
+
+    refused(lambda: late(state), "'more' was added to its layer", hvd.HvdStateError)
