@@ -39,19 +39,19 @@ class Folder:
 
     def write(self, token: str, layers: Layers) -> None:
         """Raises OSError."""
-        os.makedirs(self.files(token), exist_ok=True)
+        os.makedirs(self.files(token) if layers else self.path, exist_ok=True)
         for number, layer in layers.items():
             checkpoint.write(os.path.join(self.files(token), str(number)), layer)
 
     def remove_but(self, kept: str | None, new: str) -> None:
         """Removes the files of this job's other commits, and what no job writes any more."""
-        for entry in os.scandir(self.path):
-            token = entry.name.removeprefix("layers-")
-            if token in (entry.name, kept):
-                continue
-            with contextlib.suppress(OSError):
-                if token in (self.current, new) or time.time() - entry.stat().st_mtime > _OLD_S:
-                    shutil.rmtree(entry.path)
+        with contextlib.suppress(OSError):
+            for entry in os.scandir(self.path):
+                token = entry.name.removeprefix("layers-")
+                if token not in (entry.name, kept) and (
+                    token in (self.current, new) or time.time() - entry.stat().st_mtime > _OLD_S
+                ):
+                    shutil.rmtree(entry.path, ignore_errors=True)
 
 
 def read(files: str, numbers: Iterable[int]) -> Layers:

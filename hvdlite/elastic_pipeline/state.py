@@ -51,11 +51,13 @@ class _Commit(NamedTuple):
 
 
 class _Start(NamedTuple):
-    """What rank 0 sends: from what all go on, and with which layout. files: of a commit in a folder, else None."""
+    """What rank 0 sends: from what all go on, and with which layout. files: of a commit in a folder, else None. written:
+    the token of the commit that this job has brought to the folder last."""
 
     token: str
     shared: dict[str, Any]
     files: str | None
+    written: str | None
     profiles: Mapping[int, Sequence[Layer]]
     layout: Layout
     objects: dict[str, Any]
@@ -319,8 +321,8 @@ class PipelineState(ObjectState):
         self._build(start, layers)
         hvd.barrier()
         self._found = None
-        if self._folder is not None and start.files is not None:
-            self._folder.current = start.token
+        if self._folder is not None:
+            self._folder.current = start.token if start.files is not None else start.written
         for name, value in start.objects.items():
             setattr(self, name, value)
         self._record(start.shared.get("pipeline/batches", 0), start.layout)
@@ -371,7 +373,13 @@ class PipelineState(ObjectState):
             files = self._folder.files(found.token)
         token, shared, *_ = found or commit or (SEEDS, {})
         return _Start(
-            token, shared, files, self._profiles, layout, {name: getattr(self, name) for name in self._saved_state}
+            token,
+            shared,
+            files,
+            self._folder and self._folder.current,
+            self._profiles,
+            layout,
+            {name: getattr(self, name) for name in self._saved_state},
         )
 
     def _gathered(self, start: _Start, needs: list[list[int]]) -> Layers | None:
@@ -401,6 +409,8 @@ class PipelineState(ObjectState):
         if hvd.rank() == 0 and self._file is not None:
             try:
                 self._file.load_into(self)
+                if self._found and self._folder and self._folder.current not in (None, self._found.token):
+                    self._found, why = None, ". The folder has a commit of another job"
             except HvdStateError as error:
                 why = f". {uncoded(str(error))}"
         found, why = hvd.broadcast_object((self._found is not None, why), name="elastic_pipeline.back")

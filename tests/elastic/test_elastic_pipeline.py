@@ -193,3 +193,29 @@ def test_a_second_function_goes_on_and_what_a_layer_got_later_is_refused():
         state.commit()
 
     refused(lambda: late(state), "'more' was added to its layer", hvd.HvdStateError)
+
+
+@as_ranks(3)
+def test_a_pipeline_on_some_of_the_ranks_is_compared_and_saved_by_these_alone():
+    import torch
+    from elastic_pipeline_job import layers_of, optimizer_of, rows
+
+    import hvdlite.torch as hvd
+    from hvdlite import parallel
+
+    mesh = hvd.Mesh(ranks=[1, 2], pp=2)
+    if mesh.included():
+        torch.manual_seed(0)
+        stage = parallel.split(layers_of(Plan()), mesh, [3, 5])
+        loss = torch.nn.functional.cross_entropy
+        tied = [("weight", {0: "1.up.weight", 1: "4.up.weight"})]
+        with torch.no_grad():
+            stage.get_parameter("1.up.weight" if hvd.rank() == 1 else "4.up.weight").fill_(0.1)
+        pipe = parallel.Pipeline(stage, optimizer_of(stage.parameters()), mesh, loss, 4, clip=1.0, tied=tied)
+        first = float(pipe.step(*rows(0), everywhere=True))
+        kept, whole = pipe.state_dict(), pipe.whole_state(root_rank=2)
+        assert (whole is None) == (hvd.rank() == 1)
+        pipe.load_state_dict(kept)
+        pipe.load_whole(hvd.broadcast_object(whole, 2, process_set=mesh.process_set))
+        assert float(pipe.step(*rows(0), everywhere=True)) < first
+    assert hvd.allreduce(torch.tensor(1.0), op=hvd.Sum) == 3
