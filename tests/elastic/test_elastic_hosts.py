@@ -160,7 +160,8 @@ def test_a_host_is_lost_while_others_go_on_and_is_sent_for_again(tmp_path, hosts
         assert job.last() == [3, 2, 3]
 
 
-def test_a_pipeline_goes_on_when_a_host_with_two_stages_is_lost(tmp_path, hosts, sshd):
+@pytest.mark.parametrize("host", everything("nodeB"))
+def test_a_pipeline_goes_on_when_a_host_with_two_stages_is_lost(tmp_path, hosts, sshd, host):
     """Its layers lie on the other host, too: the ranks that keep them are chosen by host."""
     plan = {"shapes": {4: [4, 1], 2: [2, 1]}, "pause": 0.02}
     words = ("-H", "nodeA:2,nodeB:2", "--min-np", "1", "--blacklist-cooldown-range", "1000", "1000")
@@ -168,8 +169,8 @@ def test_a_pipeline_goes_on_when_a_host_with_two_stages_is_lost(tmp_path, hosts,
     program = str(Path(elastic_pipeline_job.__file__))
     with HostsJob(tmp_path, hosts, sshd, *words, at=3, program=program) as job:
         job.until_training(4, 6)
-        os.kill(max(agents(hosts, "nodeB")), signal.SIGKILL)
-        job.until("host nodeB is lost: ")
+        os.kill(max(agents(hosts, host)), signal.SIGKILL)
+        job.until(f"host {host} is lost: ")
         job.until_training(2, job.newest())
         (tmp_path / "last").touch()
         assert job.wait(60) == 0, job.out

@@ -4,6 +4,7 @@ The program is tests/support/elastic_pipeline_job.py. Ranks are killed after a c
 any time, come again, are spare, lose both holders of a layer, and go on from a folder.
 """
 
+import itertools
 import json
 import random
 import re
@@ -15,6 +16,8 @@ import pytest
 from elastic_jobs import AT_ONCE, ElasticJob
 from elastic_pipeline_job import Plan, differing
 from ranks import as_ranks, everything
+
+from hvdlite.elastic_pipeline import holdings
 
 PROGRAM = str(Path(__file__).parents[1] / "support" / "elastic_pipeline_job.py")
 NEVER = ("--blacklist-cooldown-range", "100", "100")  # no replacement comes
@@ -38,9 +41,11 @@ class PipelineJob(ElasticJob):
     "ranks, plan, layouts",
     [
         (4, {"shapes": {4: [2, 2], 3: [3, 1]}, "kills": {6: [1]}, "frozen": True}, [(0, 2, 2), (6, 3, 1)]),
-        (3, {"shapes": {3: [3, 1]}, "kills": {4: [0], 8: [1]}, "tied": True}, [(0, 3, 1), (4, 1, 2), (8, 1, 1)]),
-        (2, {"shapes": {2: [1, 1]}, "kills": {5: [0]}}, [(0, 1, 1)]),
-        *everything((8, {"shapes": {8: [2, 4], 6: [3, 2]}, "kills": {6: [1, 6]}}, [(0, 2, 4), (6, 3, 2)])),
+        *everything(
+            (3, {"shapes": {3: [3, 1]}, "kills": {4: [0], 8: [1]}, "tied": True}, [(0, 3, 1), (4, 1, 2), (8, 1, 1)]),
+            (2, {"shapes": {2: [1, 1]}, "kills": {5: [0]}}, [(0, 1, 1)]),
+            (8, {"shapes": {8: [2, 4], 6: [3, 2]}, "kills": {6: [1, 6]}}, [(0, 2, 4), (6, 3, 2)]),
+        ),
     ],
 )  # fmt: skip
 def test_ranks_are_killed_and_the_pipeline_changes(tmp_path, ranks, plan, layouts):
@@ -63,7 +68,7 @@ def until_all_train(job, count, killed_at):
 SHAPES = {4: [2, 2], 3: [3, 1], 2: [2, 1], 1: [1, 1]}
 
 
-@pytest.mark.parametrize("seed, deaths, pairs", [(0, 3, False), *everything((1, 50, False), (2, 25, True))])
+@pytest.mark.parametrize("seed, deaths, pairs", [(0, 2, False), *everything((1, 50, False), (2, 25, True))])
 def test_ranks_die_at_any_time_and_come_again(tmp_path, seed, deaths, pairs):
     drawn, killed_at = random.Random(seed), 0.0
     plan = {"shapes": SHAPES, "pause": 0.01, "copies": 3 if pairs else 2}
@@ -219,3 +224,34 @@ def test_a_pipeline_on_some_of_the_ranks_is_compared_and_saved_by_these_alone():
         pipe.load_whole(hvd.broadcast_object(whole, 2, process_set=mesh.process_set))
         assert float(pipe.step(*rows(0), everywhere=True)) < first
     assert hvd.allreduce(torch.tensor(1.0), op=hvd.Sum) == 3
+
+
+def test_any_copies_minus_one_ranks_or_hosts_may_be_lost():
+    for pp, dp, copies, spare, at in itertools.product(range(1, 5), range(1, 4), (1, 2, 3), (0, 1), (1, 2, 3)):
+        ranks = pp * dp + spare
+        hosts = [rank * at // ranks for rank in range(ranks)]
+        held = [set(each) for each in holdings.needed([2] * pp, dp, hosts, copies)]
+        gone = [*itertools.combinations(range(ranks), min(copies, ranks) - 1)]
+        for lost in itertools.combinations({*hosts}, min(copies, len({*hosts})) - 1):
+            gone.append([rank for rank in range(ranks) if hosts[rank] in lost])
+        for lost in gone:
+            left = [layers for rank, layers in enumerate(held) if rank not in lost]
+            assert not holdings.lost(left, [range(2 * pp)]), (pp, dp, copies, hosts, lost)
+
+
+def test_each_layer_travels_once_to_each_rank_that_lacks_it():
+    drawn = random.Random(1)
+    for _ in range(200):
+        ranks, count = drawn.randint(1, 6), drawn.randint(1, 9)
+        hosts = sorted(drawn.randrange(2) for _ in range(ranks))
+        held = [set(drawn.sample(range(count), drawn.randint(0, count))) for _ in range(ranks)]
+        held[0] |= set(range(count)).difference(*held)
+        needs = [drawn.sample(range(count), drawn.randint(0, count)) for _ in range(ranks)]
+        moves = holdings.moves(held, needs, {}, hosts)
+        assert all(layer in held[source] for source, _, layer in moves)
+        lacking = [(rank, layer) for rank in range(ranks) for layer in needs[rank] if layer not in held[rank]]
+        assert sorted((target, layer) for _, target, layer in moves) == sorted(lacking)
+        for source, target, layer in moves:
+            near = any(layer in has and host == hosts[target] for has, host in zip(held, hosts))
+            assert (hosts[source] == hosts[target]) == near
+    assert holdings.lost([{0}, {1}], [[0, 1, 2], []]) == [2]
