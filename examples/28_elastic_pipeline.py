@@ -1,8 +1,8 @@
 """Trains a residual network as a pipeline whose stages and copies follow the number of ranks.
 
-    python examples/28_elastic_pipeline.py                                                # one rank: one stage
-    hvdlite-run -np 2 python examples/28_elastic_pipeline.py --memory 2MB                    # two stages, since one is too large
-    hvdlite-run -np 4 --min-np 1 python examples/28_elastic_pipeline.py --steps 3000      # then: kill -9 PROCESS
+    python examples/28_elastic_pipeline.py                                    # one rank, one stage
+    hvdlite-run -np 2 python examples/28_elastic_pipeline.py --memory 2MB     # two stages: one has no room
+    hvdlite-run -np 4 --min-np 1 python examples/28_elastic_pipeline.py --steps 3000    # then kill -9 PROCESS
     hvdlite-run -np 4 --min-np 2 python examples/28_elastic_pipeline.py --memory 2MB --save-to run7
 
 If a rank is killed, the others choose stages and copies anew and continue from the last commit, which they have in
