@@ -169,3 +169,13 @@ def test_compressed_gradients_take_fewer_bytes_between_hosts(form, ratio):
     steps = int(re.findall(r"step +(\d+):", output)[-1])
     assert losses[-1] < losses[0] - 1.5 and steps >= 10, output
     assert sent[-1] * steps < full * (ratio * (steps - 2) + 2.1), output  # the first round travels as it is
+
+
+@pytest.mark.parametrize("ranks", [2, *everything(0, 4)])
+def test_a_pipeline_has_the_stages_that_its_memory_needs(ranks):
+    pytest.importorskip("sklearn")
+    limit = ("--memory", "2MB") if ranks else ()
+    code, output = run(ranks, "28_elastic_pipeline.py", "--steps", 50, *limit, flags=("--min-np", 1))
+    stages = {0: "1 stage x 1 copy", 2: "2 stages x 1 copy"}.get(ranks, "stages x")
+    assert code == 0 and stages in output and accuracies(output)[-1] >= 90.0, output
+    assert numbers(output, "loss")[-1] < 0.5 and output.count("is process") == max(ranks, 1), output
