@@ -26,7 +26,8 @@ _OLD_S = 3600.0
 
 
 class Folder:
-    """Of one job. head: the path of its file `state`. current: the token of the commit that it has, if known."""
+    """Of one job. head: the path of its file `state`. current: the token of the commit that it has, as far as known:
+    the rank that has replaced it since may be lost."""
 
     def __init__(self, path: str) -> None:
         self.path = os.path.abspath(path)
@@ -43,13 +44,13 @@ class Folder:
         for number, layer in layers.items():
             checkpoint.write(os.path.join(self.files(token), str(number)), layer)
 
-    def remove_but(self, kept: str | None, new: str) -> None:
-        """Removes the files of this job's other commits, and what no job writes any more."""
+    def remove_but(self, kept: str | None, job: str) -> None:
+        """Removes the files of this job's other commits, and what no job writes any more. job: begins its tokens."""
         with contextlib.suppress(OSError):
             for entry in os.scandir(self.path):
                 token = entry.name.removeprefix("layers-")
                 if token not in (entry.name, kept) and (
-                    token in (self.current, new) or time.time() - entry.stat().st_mtime > _OLD_S
+                    token == self.current or token.startswith(job) or time.time() - entry.stat().st_mtime > _OLD_S
                 ):
                     shutil.rmtree(entry.path, ignore_errors=True)
 

@@ -86,8 +86,8 @@ class Recipe:
         parameters = list(stage.parameters())
         optimizer = self._optimizer(parameters) if parameters else None
         scheduler = None if self._lr_scheduler is None or optimizer is None else self._lr_scheduler(optimizer)
-        if self._scaler is not None and kept is None:
-            self._settings["scaler"].load_state_dict(copy.deepcopy(self._scaler))
+        if self._scaler is not None:  # the pipelines compare it when they are made
+            self._settings["scaler"].load_state_dict(copy.deepcopy(shared.get("pipeline/scaler") or self._scaler))
         loss = self._loss if number == layout.pp - 1 else None
         pipe = Pipeline(
             stage, optimizer, mesh, loss, layout.micro_batches, lr_scheduler=scheduler, tied=ties, **self._settings

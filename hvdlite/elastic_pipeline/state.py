@@ -24,8 +24,9 @@ import torch
 import hvdlite.torch as hvd
 
 from ..elastic import ObjectState, checkpoint
-from ..errors import HvdStateError
+from ..errors import HorovodInternalError, HvdStateError
 from ..errors.codes import coded, uncoded
+from ..lifecycle.init import incarnations
 from ..parallel import Pipeline
 from ..parallel.micro_batches import rows_of
 from ..parallel.structure import put_together, taken_apart
@@ -51,13 +52,14 @@ class _Commit(NamedTuple):
 
 
 class _Start(NamedTuple):
-    """What rank 0 sends: from what all go on, and with which layout. files: of a commit in a folder, else None. written:
-    the token of the commit that this job has brought to the folder last."""
+    """What rank 0 sends: from what all go on, and with which layout. files: of a commit in a folder, else None.
+    written: the token of the commit in the folder. job: all tokens of this job begin with it."""
 
     token: str
     shared: dict[str, Any]
     files: str | None
     written: str | None
+    job: str
     profiles: Mapping[int, Sequence[Layer]]
     layout: Layout
     objects: dict[str, Any]
@@ -153,6 +155,8 @@ class PipelineState(ObjectState):
         self._folder: folder.Folder | None = None
         self._found: _Commit | None = None  # a commit in the folder, from which all are to go on
         self._kept: dict[int, _Commit] = {}  # by number: the last two
+        self._job, self._uncommitted = "", 0  # steps
+        self._meshes: dict[tuple[int, int, int], hvd.Mesh] = {}  # of this incarnation
         self._names: set[str] = set()  # of the stage, as its functions have made it
         # The first optimizer of a process imports for seconds: now, and not while the other ranks wait.
         torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.0)
@@ -190,6 +194,7 @@ class PipelineState(ObjectState):
         """
         loss, mine = None, self.rows()
         self._require_run("train")
+        self._uncommitted += 1
         assert self.layout is not None and self.mesh is not None
         if self.pipe is not None and mine is not None:
             if self.mesh.coordinate("pp") in (0, self.layout.pp - 1):
@@ -247,20 +252,30 @@ class PipelineState(ObjectState):
     def _begin(self) -> None:
         if self.mesh is None:
             super().save()
-        else:  # a further training function: layers and objects are saved together
+            return
+        super().save()  # what was set since the last function outlasts a rank that is lost now
+        try:
             self._save_commit()
+        except HorovodInternalError:
+            if self._uncommitted:
+                checkpoint.report(
+                    "a rank was lost between two training functions: objects stay, but weights go back to the last "
+                    f"commit, by {self._uncommitted} steps; commit before a training function returns"
+                )
+            raise
 
     def save(self) -> None:
         """Keep this rank's layers, and those of ranks that it keeps copies for. All ranks must call it."""
         self._require_run("commit")
         shared, layers = recipe.taken_apart(self._own(), self.stage)
-        mine = os.urandom(8).hex(), self.optimizer is not None, shared
+        mine = self._job + os.urandom(8).hex(), self.optimizer is not None, shared
         everyone = hvd.allgather_object(mine, "elastic_pipeline.commit")
         token, _, shared = everyone[0]
         shared = next((each for _, learns, each in everyone if learns), shared)
         layers.update(self._copies_of_others(layers))
         earlier = {n: commit for n, commit in self._kept.items() if n == self._number - 1}
         self._kept = {**earlier, self._number: _Commit(token, shared, layers)}
+        self._uncommitted = 0
         super().save()
 
     def _own(self) -> dict[str, Any]:
@@ -325,6 +340,7 @@ class PipelineState(ObjectState):
             self._folder.current = start.token if start.files is not None else start.written
         for name, value in start.objects.items():
             setattr(self, name, value)
+        self._uncommitted = 0
         self._record(start.shared.get("pipeline/batches", 0), start.layout)
         super().save()
         own = {layer: layers[layer] for layer in needs[hvd.rank()]} if start.token != SEEDS else {}
@@ -336,7 +352,7 @@ class PipelineState(ObjectState):
         if hvd.rank() == 0:
             spare = hvd.size() - layout.ranks
             more = f"; {spare} spare" if spare else ""
-            checkpoint.report(f"{hvd.size()} ranks: {layout.describe()}{more}")
+            checkpoint.report(f"{hvd.size()} rank{'s' * (hvd.size() > 1)}: {layout.describe()}{more}")
 
     def _agreed_start(self) -> _Start:
         """Rank 0's, on all ranks, as is its error."""
@@ -352,7 +368,7 @@ class PipelineState(ObjectState):
             raise error
         if start is None:
             raise PlanError(coded("HVD005", f"rank 0: {why}"))
-        self._profiles, self.layout = start.profiles, start.layout
+        self._profiles, self.layout, self._job = start.profiles, start.layout, start.job
         return start
 
     def _start(self) -> _Start:
@@ -372,15 +388,10 @@ class PipelineState(ObjectState):
         if found is not None and self._folder is not None and found.token != SEEDS:
             files = self._folder.files(found.token)
         token, shared, *_ = found or commit or (SEEDS, {})
-        return _Start(
-            token,
-            shared,
-            files,
-            self._folder and self._folder.current,
-            self._profiles,
-            layout,
-            {name: getattr(self, name) for name in self._saved_state},
-        )
+        written = self._folder.current if self._folder is not None else None
+        objects = {name: getattr(self, name) for name in self._saved_state}
+        job = self._job or os.urandom(4).hex()
+        return _Start(token, shared, files, written, job, self._profiles, layout, objects)
 
     def _gathered(self, start: _Start, needs: list[list[int]]) -> Layers | None:
         """The layers that this rank has to have, and others. None: all are to go on from the folder."""
@@ -409,7 +420,8 @@ class PipelineState(ObjectState):
         if hvd.rank() == 0 and self._file is not None:
             try:
                 self._file.load_into(self)
-                if self._found and self._folder and self._folder.current not in (None, self._found.token):
+                token = self._found.token if self._found is not None else self._job
+                if not token.startswith(self._job) and self._folder and token != self._folder.current:
                     self._found, why = None, ". The folder has a commit of another job"
             except HvdStateError as error:
                 why = f". {uncoded(str(error))}"
@@ -421,7 +433,11 @@ class PipelineState(ObjectState):
         """The ranks of the mesh call the same collectives in here."""
         layout = start.layout
         self.stage = self.optimizer = self.pipe = None
-        self.mesh = hvd.Mesh(range(layout.ranks), dp=layout.dp, pp=layout.pp)
+        key = incarnations(), layout.dp, layout.pp
+        if key not in self._meshes:
+            self._meshes = {old: mesh for old, mesh in self._meshes.items() if old[0] == key[0]}
+            self._meshes[key] = hvd.Mesh(range(layout.ranks), dp=layout.dp, pp=layout.pp)
+        self.mesh = self._meshes[key]
         if self.mesh.included():
             kept = None if start.token == SEEDS else (start.shared, layers)
             self.stage, self.optimizer, self.pipe = self._recipe.made(layout, self.mesh, kept)
@@ -477,7 +493,7 @@ class PipelineState(ObjectState):
         problems = [each for each in hvd.allgather_object(why, "elastic_pipeline.written") if each]
         if hvd.rank() == 0:
             done = file.write(self.state_dict()) if not problems else file.failed(problems[0])
-            self._folder.remove_but(commit.token if done else self._folder.current, commit.token)
+            self._folder.remove_but(commit.token if done else self._folder.current, self._job)
         if done := self._bcast_object(done):
             self._folder.current = commit.token
         return done
