@@ -8,8 +8,8 @@ long in backward. They are profiled at several numbers of rows, a message is tim
 chooses. Then each number of stages and copies is trained with the rows and the cut that layout_for has for it, and the
 chosen one with all other rows too. Layouts take turns, step by step, so that other load meets all alike; medians count.
 
-The choice is good if its step is at most 5 % longer than the shortest. Where it is not, it and those that were shorter
-by more are measured again, once, by turns, to rule out a disturbance: this measurement counts (`again`).
+The choice is good if its step is at most 5 % longer than the shortest. Else it and those that were shorter by more are
+measured a second time, by turns, to rule out a disturbance. That second measurement counts (`again` in the table).
 """
 
 import argparse
@@ -89,7 +89,7 @@ def stepping(layout, costs, batch):
 
 
 def train(number):
-    """A rank. Rank 0 prints the layouts and their ms, the chosen one's first."""
+    """A rank. Rank 0 prints the ratio, then lines: the row of the table, and each layout."""
     torch.set_num_threads(1)
     hvd.init()
     ranks, batch, part, costs = drawn(int(number))
@@ -97,46 +97,32 @@ def train(number):
     message = medians([sides.get(hvd.rank(), lambda: None)], 30)[0]
     found = hvd.broadcast_object(candidates(ranks, batch, part, costs, message) if hvd.rank() == 0 else None)
     steps = [stepping(layout, costs, batch) for layout in found]
-    ms = dict(enumerate(medians(steps, STEPS)))
-    shorter = [at for at in ms if at == 0 or ms[0] > NEAR * ms[at]]
-    again = dict(zip(shorter, medians([steps[at] for at in shorter], AGAIN))) if len(shorter) > 1 else {}
+    first = dict(enumerate(medians(steps, STEPS)))
+    shorter = [at for at in first if at == 0 or first[0] > NEAR * first[at]]
+    counted = dict(zip(shorter, medians([steps[at] for at in shorter], AGAIN))) if len(shorter) > 1 else first
+    ratio, row = counted[0] / min(counted.values()), f"{number:>4} {ranks:5} {batch:5}"
+    for at in (0, min(counted, key=counted.get)):
+        layers = "+".join(map(str, found[at].balance))
+        row += f"  {f'{found[at].pp} x {found[at].dp}, {found[at].rows} rows, {layers}':<28}{counted[at]:7.1f}"
+    every = [f"  {of.describe()}: planned {of.ms:.1f}, measured {ms:.1f} ms" for of, ms in zip(found, first.values())]
     if hvd.rank() == 0:
-        print(MARK + json.dumps([[layout, ms[at], again.get(at)] for at, layout in enumerate(found)]), flush=True)
-
-
-def compared(number, every):
-    """Prints a row of the table, with `every` all layouts above it. Returns the ratio."""
-    ranks, batch, *_ = drawn(number)
-    words = [sys.executable, "-m", "hvdlite.launcher", "-np", str(ranks), sys.executable, __file__]
-    done = subprocess.run([*words, "train", str(number)], capture_output=True, text=True, timeout=300)
-    if done.returncode:
-        sys.exit(f"case {number}:\n{done.stdout[-2000:]}{done.stderr[-4000:]}")
-    result = json.loads(done.stdout.partition(MARK)[2].partition("\n")[0])
-    found = [(plan.Layout(*layout), *took) for layout, *took in result]
-    for layout, ms, _ in found if every else ():
-        print(f"  {layout.describe()}: planned {layout.ms:.1f} ms, measured {ms:.1f} ms")
-    again = [(ms, layout) for layout, _, ms in found if ms is not None]
-    counted = again or [(ms, layout) for layout, ms, _ in found]
-    (ms, chosen), (least, best) = counted[0], min(counted, key=lambda each: each[0])
-    print(f"{number:4} {ranks:5} {batch:5}  ", end="")
-    for layout, took in ((chosen, ms), (best, least)):
-        parts = (
-            f"{layout.pp} x {layout.dp}, {layout.micro_batches} x {layout.rows}, {'+'.join(map(str, layout.balance))}"
-        )
-        print(f"{parts:<28}{took:7.1f}  ", end="")
-    print(f"{ms / least:5.3f}{' again' * bool(again)}", flush=True)
-    return ms / least
+        print(MARK + json.dumps([ratio, f"{row}  {ratio:.3f}{' again' * (counted is not first)}", *every]), flush=True)
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--cases", type=int, default=20)
     parser.add_argument("--only", type=int, help="the number of a case")
-    asked = parser.parse_args()
-    print("A layout: stages x copies, micro-batches x rows, layers of each stage")
-    print(f"case ranks batch  {'chosen':<28}{'ms':>7}  {'shortest':<28}{'ms':>7}  ratio")
-    numbers = range(asked.cases) if asked.only is None else [asked.only]
-    ratios = [compared(number, asked.only is not None) for number in numbers]
+    asked, ratios = parser.parse_args(), []
+    print(f"case ranks batch  {'chosen: stages x copies':<28}{'ms':>7}  {'shortest':<28}{'ms':>7}  ratio")
+    for number in range(asked.cases) if asked.only is None else [asked.only]:
+        words = [sys.executable, "-m", "hvdlite.launcher", "-np", str(drawn(number)[0]), sys.executable, __file__]
+        done = subprocess.run([*words, "train", str(number)], capture_output=True, text=True, timeout=300)
+        if done.returncode:
+            sys.exit(f"case {number}:\n{done.stdout[-2000:]}{done.stderr[-4000:]}")
+        ratio, row, *every = json.loads(done.stdout.partition(MARK)[2].partition("\n")[0])
+        ratios.append(ratio)
+        print("\n".join([row, *every] if asked.only is not None else [row]), flush=True)
     print(f"{sum(each <= NEAR for each in ratios)} of {len(ratios)} within 5 %, largest ratio {max(ratios):.3f}")
 
 
