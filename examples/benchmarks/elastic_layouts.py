@@ -1,6 +1,6 @@
 """Is the layout that `plan.layout_for` chooses for a number of ranks the fastest one, as measured?
 
-    python examples/benchmarks/elastic_layouts.py            20 cases, 8 minutes; --only 3: case 3, with all its layouts
+    python examples/benchmarks/elastic_layouts.py         20 cases, 5 to 10 minutes; --only 3: case 3, all layouts
 
 A case is drawn from its number: layers, 2 to 4 ranks, a batch, and in half of the cases too little memory for all
 layers on one rank. Layers sleep, so that ranks need no processor each: a fixed time and a time for each row, twice as
