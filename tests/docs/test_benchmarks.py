@@ -113,6 +113,18 @@ def test_predictions_and_planned_pipelines_are_held_against_what_was_measured():
         assert done.returncode == 0 and "measured" in done.stdout, done.stdout + done.stderr
 
 
+@pytest.mark.skipif(not EVERYTHING, reason="tests/run everything")
+def test_the_layout_that_is_chosen_is_measured_beside_the_others():
+    """The ratio is printed and judged by eyes, as above."""
+    pytest.importorskip("torch")
+    words = [sys.executable, BENCHMARKS / "elastic_layouts.py", "--only", "3"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=SECONDS)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(r"\n   3     4    14  \d x 1, 2 rows, .*  \d\.\d{3}(?: again)?\n", done.stdout), done.stdout
+    assert len(re.findall(r"planned \d+\.\d, measured \d+\.\d ms", done.stdout)) == 3, done.stdout
+    assert re.search(r"^[01] of 1 within 5 %, largest ratio \d\.\d{3}$", done.stdout, re.MULTILINE), done.stdout
+
+
 def test_tcp_between_hosts_is_measured_beside_a_raw_stream():
     words = [sys.executable, str(BENCHMARKS / "wire.py"), "--patience", "tiny", "--settings", "1gbit+4ms"]
     words += ["--slots", "1,1", "--libraries", "raw,hvdlite"]
