@@ -13,7 +13,7 @@ import copy
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -41,6 +41,18 @@ def taken_apart(own: Mapping[str, Any], stage: torch.nn.Module | None) -> tuple[
     return shared, layers
 
 
+OPTIMIZER = "pipeline/optimizer"  # its class
+SEEDS = "seeds"  # the token of commit 0, where layers are made under their seeds
+
+
+class Commit(NamedTuple):
+    """layers: this rank's, and those that it keeps. shared: what all stages have alike, as the count of steps."""
+
+    token: str
+    shared: dict[str, Any]
+    layers: Layers
+
+
 class Recipe:
     """What a user gives to make a pipeline of, in any layout."""
 
@@ -53,6 +65,7 @@ class Recipe:
         self._lr_scheduler, self._settings = lr_scheduler, settings
         self._tied = [(name, list(names)) for name, names in tied]
         scaler = settings["scaler"]
+        self._checked: list[Made] = []
         self._scaler = None if scaler is None else copy.deepcopy(scaler.state_dict())  # before the first step
         for number, layer in enumerate(self.layers):
             if isinstance(layer, torch.nn.Module) or not callable(layer):
@@ -76,15 +89,19 @@ class Recipe:
     ) -> tuple[torch.nn.Module, Any, Pipeline]:  # fmt: skip
         """This rank's stage, its optimizer and its pipeline. kept: what all stages have alike, and this stage's layers;
         None: the weights are those of the seeds. All ranks of the mesh call it."""
-        number = mesh.coordinate("pp")
+        number, cuts = mesh.coordinate("pp"), stages_of(layout.balance)
+        self._require_new(cuts[number][0])
         stage = split([self._seeded(n) for n in range(len(self.layers))], mesh, layout.balance)
-        ties = self._share_ties(stage, stages_of(layout.balance), number)
+        ties = self._share_ties(stage, cuts, number)
         children = list(stage.named_children())
         shared, layers = kept or ({}, {})
         for layer, module in children if kept is not None else ():
             _set_flags(module, layers[int(layer)][_FLAGS])
         parameters = list(stage.parameters())
         optimizer = self._optimizer(parameters) if parameters else None
+        name, known = type(optimizer).__name__, shared.get(OPTIMIZER)
+        if optimizer is not None and known not in (None, name):
+            raise ValueError(f"the commit has the state of {known}, but the optimizer is {name} [HVD018]")
         scheduler = None if self._lr_scheduler is None or optimizer is None else self._lr_scheduler(optimizer)
         if self._scaler is not None:  # the pipelines compare it when they are made
             self._settings["scaler"].load_state_dict(copy.deepcopy(shared.get("pipeline/scaler") or self._scaler))
@@ -96,6 +113,15 @@ class Recipe:
             whole = {name: value for layer, _ in children for name, value in layers[int(layer)].items()}
             pipe.load_whole({**shared, **whole})
         return stage, optimizer, pipe
+
+    def _require_new(self, number: int) -> None:
+        """ValueError for a function that returns one module again: its weights would not be the first ones."""
+        if self.layers[number] not in self._checked:
+            if self._seeded(number)() is self._seeded(number)():
+                raise ValueError(
+                    f"the function of layer {number} returned the same module twice: let it make a new one [HVD013]"
+                )
+            self._checked.append(self.layers[number])
 
     def _seeded(self, number: int) -> Made:
         def make() -> torch.nn.Module:

@@ -23,7 +23,7 @@ import torch
 
 import hvdlite.torch as hvd
 
-from ..elastic import ObjectState, checkpoint
+from ..elastic import checkpoint
 from ..errors import HorovodInternalError, HvdStateError
 from ..errors.codes import coded, uncoded
 from ..lifecycle.init import incarnations
@@ -37,18 +37,9 @@ from ..process_sets.process_set import host_of
 from . import folder, recipe
 from .exchange import Layers, exchanged, size_of
 from .holdings import lost, moves, needed
+from .recipe import OPTIMIZER, SEEDS, Commit
 
 Profiles = Union[str, Path, Mapping[int, Sequence[Layer]]]
-
-SEEDS = "seeds"  # the token of commit 0, where layers are made under their seeds
-
-
-class _Commit(NamedTuple):
-    """layers: this rank's, and those that it keeps. shared: what all stages have alike, as the count of steps."""
-
-    token: str
-    shared: dict[str, Any]
-    layers: Layers
 
 
 class _Start(NamedTuple):
@@ -65,7 +56,7 @@ class _Start(NamedTuple):
     objects: dict[str, Any]
 
 
-class PipelineState(ObjectState):
+class PipelineState(folder.InFolder):
     """State of an elastic job that trains a pipeline, whose stages and copies follow the number of ranks.
 
     When ranks leave or come, the ranks that are there go on from the last commit with another number of stages, copies
@@ -152,9 +143,7 @@ class PipelineState(ObjectState):
             raise ValueError(f"PipelineState has a {taken[0]!r} of its own: give the object another name [HVD011]")
         self._profile = profile
         self._profiles: Mapping[int, Sequence[Layer]] | None = None  # that all ranks have in common
-        self._folder: folder.Folder | None = None
-        self._found: _Commit | None = None  # a commit in the folder, from which all are to go on
-        self._kept: dict[int, _Commit] = {}  # by number: the last two
+        self._kept = {}  # the last two
         self._job, self._uncommitted = "", 0  # steps
         self._meshes: dict[tuple[int, int, int], hvd.Mesh] = {}  # of this incarnation
         self._names: set[str] = set()  # of the stage, as its functions have made it
@@ -222,27 +211,6 @@ class PipelineState(ObjectState):
                 "function (first, last) that returns x and y of these rows [HVD010]"
             )
 
-    def save_to(self, path: str | Path, seconds: float = 0.0) -> None:
-        """Also keep commits in a folder, from which a job that is started again goes on with any number of ranks.
-
-        Each layer is a file, written by a rank that holds it. A file ``state`` names them and is replaced last, so the
-        folder always has one whole commit. If all ranks that held a layer are lost at once, the job goes on from the
-        folder, too. Otherwise it is as ``State.save_to``.
-
-        Args:
-            path (str or Path): the folder, which all hosts see. It need not exist.
-            seconds (float): the least time between two writes, in seconds. 0 (default): every commit writes.
-
-        Raises:
-            HvdStateError: when the training function begins: the folder is damaged or has another model.
-
-        Example:
-            >>> state.save_to("run7", seconds=60)  # doctest: +SKIP
-            >>> # skipped in tests: it needs the state
-        """
-        self._folder = folder.Folder(os.fspath(path))
-        self._file = checkpoint.Kept(self._folder.head, seconds, unread=self._number < 0)
-
     # what hvd.elastic calls
 
     def _form(self) -> dict[str, str]:
@@ -268,13 +236,15 @@ class PipelineState(ObjectState):
         """Keep this rank's layers, and those of ranks that it keeps copies for. All ranks must call it."""
         self._require_run("commit")
         shared, layers = recipe.taken_apart(self._own(), self.stage)
+        if self.optimizer is not None:
+            shared[OPTIMIZER] = type(self.optimizer).__name__
         mine = self._job + os.urandom(8).hex(), self.optimizer is not None, shared
         everyone = hvd.allgather_object(mine, "elastic_pipeline.commit")
         token, _, shared = everyone[0]
         shared = next((each for _, learns, each in everyone if learns), shared)
         layers.update(self._copies_of_others(layers))
         earlier = {n: commit for n, commit in self._kept.items() if n == self._number - 1}
-        self._kept = {**earlier, self._number: _Commit(token, shared, layers)}
+        self._kept = {**earlier, self._number: Commit(token, shared, layers)}
         self._uncommitted = 0
         super().save()
 
@@ -332,7 +302,7 @@ class PipelineState(ObjectState):
         if layers is None:
             return self.sync()  # from the folder
         # Kept from here on: ranks that come further than this one may keep no more than their new layers.
-        self._kept[self._number] = _Commit(start.token, start.shared, layers)
+        self._kept[self._number] = Commit(start.token, start.shared, layers)
         self._build(start, layers)
         hvd.barrier()
         self._found = None
@@ -344,7 +314,7 @@ class PipelineState(ObjectState):
         self._record(start.shared.get("pipeline/batches", 0), start.layout)
         super().save()
         own = {layer: layers[layer] for layer in needs[hvd.rank()]} if start.token != SEEDS else {}
-        self._kept = {self._number: _Commit(start.token, start.shared, own)}
+        self._kept = {self._number: Commit(start.token, start.shared, own)}
 
     def _record(self, steps: int, layout: Layout) -> None:
         before = [entry for entry in self.log if entry[0] < steps]
@@ -410,25 +380,6 @@ class PipelineState(ObjectState):
         to = [{n: held[n] for source, target, n in todo if (source, target) == (rank, r)} for r in range(hvd.size())]
         return {**held, **(exchanged(to, "elastic_pipeline.moves") if todo else {})}
 
-    def _go_back(self, missing: list[int]) -> None:
-        """To the commit in the folder. HvdStateError where there is none."""
-        text = (
-            f"layers {', '.join(map(str, missing))} of the last commit are lost: all ranks that held them are gone. "
-            f"Keep more than copies={self._copies}, or use save_to"
-        )
-        why = ""
-        if hvd.rank() == 0 and self._file is not None:
-            try:
-                self._file.load_into(self)
-                token = self._found.token if self._found is not None else self._job
-                if not token.startswith(self._job) and self._folder and token != self._folder.current:
-                    self._found, why = None, ". The folder has a commit of another job"
-            except HvdStateError as error:
-                why = f". {uncoded(str(error))}"
-        found, why = hvd.broadcast_object((self._found is not None, why), name="elastic_pipeline.back")
-        if not found:
-            raise HvdStateError(f"{text}{why} [HVD425]")
-
     def _build(self, start: _Start, layers: Layers) -> None:
         """The ranks of the mesh call the same collectives in here."""
         layout = start.layout
@@ -440,60 +391,10 @@ class PipelineState(ObjectState):
         self.mesh = self._meshes[key]
         if self.mesh.included():
             kept = None if start.token == SEEDS else (start.shared, layers)
-            self.stage, self.optimizer, self.pipe = self._recipe.made(layout, self.mesh, kept)
+            try:
+                self.stage, self.optimizer, self.pipe = self._recipe.made(layout, self.mesh, kept)
+            except ValueError as error:
+                if start.files is None:
+                    raise
+                raise HvdStateError(f"{start.files} has another model: {uncoded(str(error))} [HVD425]") from error
             self._names = set(self.stage.state_dict())
-
-    # the folder
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return what the folder's file ``state`` has: the objects, and which files have the layers.
-
-        Returns:
-            dict: ``{"objects": {name: value}, "pipeline": {"token", "shared", "layers"}}``.
-        """
-        commit = self._kept.get(max(0, self._number), _Commit(SEEDS, {}, {}))
-        found = {"token": commit.token, "shared": commit.shared, "layers": len(self._recipe.layers)}
-        return {**super().state_dict(), "pipeline": found}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Set the objects, and go on from the layers in the folder at the next ``sync``.
-
-        Args:
-            state_dict (dict): the value of ``state_dict``.
-
-        Raises:
-            HvdStateError: it is of another number of layers, or the names of objects differ.
-        """
-        found = state_dict["pipeline"]
-        if found["layers"] != len(self._recipe.layers):
-            raise HvdStateError(
-                f"it has {found['layers']} layers, and this model has {len(self._recipe.layers)} [HVD425]"
-            )
-        super().load_state_dict(state_dict)
-        self._found = _Commit(found["token"], found["shared"], {})
-
-    def _commit_to_file(self, file: checkpoint.Kept) -> None:
-        file.behind = True
-        if self._bcast_object(file.is_due()):
-            self._last_to_file(file)
-
-    def _end_to_file(self, file: checkpoint.Kept) -> None:
-        if self._bcast_object(file.behind and not file.taken):
-            self._last_to_file(file)
-
-    def _last_to_file(self, file: checkpoint.Kept) -> bool:
-        """Each layer by the first rank that holds it, then by rank 0 the file that names them."""
-        assert self._folder is not None and self.layout is not None
-        commit, why, done = self._kept[self._number], "", False
-        layers = {n: commit.layers[n] for n in self._needed(1)[hvd.rank()] if hvd.rank() < len(self.layout.balance)}
-        try:
-            self._folder.write(commit.token, layers if commit.token != SEEDS else {})
-        except OSError as error:
-            why = error.strerror or str(error)
-        problems = [each for each in hvd.allgather_object(why, "elastic_pipeline.written") if each]
-        if hvd.rank() == 0:
-            done = file.write(self.state_dict()) if not problems else file.failed(problems[0])
-            self._folder.remove_but(commit.token if done else self._folder.current, self._job)
-        if done := self._bcast_object(done):
-            self._folder.current = commit.token
-        return done

@@ -101,6 +101,8 @@ def layout_for(
     if shape is not None:
         where = f"pp={shape[0]} x dp={shape[1]} on {where}"
     none = f"no layout of {where} for {count} layers and a batch of {batch} rows"
+    if shape is not None and not (1 <= shape[0] <= count and shape[1] >= 1 and shape[0] * shape[1] <= ranks):
+        raise PlanError(f"{none}: it needs other numbers of layers or ranks [HVD005]")
     if not tried:
         known = ", ".join(map(str, sorted(profiles)))
         raise PlanError(

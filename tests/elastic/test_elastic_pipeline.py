@@ -68,7 +68,7 @@ def until_all_train(job, count, killed_at):
 SHAPES = {4: [2, 2], 3: [3, 1], 2: [2, 1], 1: [1, 1]}
 
 
-@pytest.mark.parametrize("seed, deaths, pairs", [(0, 2, False), *everything((1, 50, False), (2, 25, True))])
+@pytest.mark.parametrize("seed, deaths, pairs", everything((0, 3, False), (1, 50, False), (2, 25, True)))
 def test_ranks_die_at_any_time_and_come_again(tmp_path, seed, deaths, pairs):
     drawn, killed_at = random.Random(seed), 0.0
     plan = {"shapes": SHAPES, "pause": 0.01, "copies": 3 if pairs else 2}
@@ -123,8 +123,9 @@ def test_a_job_goes_on_from_its_folder_with_other_ranks(tmp_path):
     assert len(list((tmp_path / "kept").iterdir())) == 2  # the state, and the layers of one commit
 
 
-def test_layers_that_all_holders_took_with_them_are_named(tmp_path):
-    plan = {"shapes": {2: [2, 1]}, "copies": 1, "kills": {4: [1]}, "steps": 8}
+@pytest.mark.parametrize("step", everything(4))
+def test_layers_that_all_holders_took_with_them_are_named(tmp_path, step):
+    plan = {"shapes": {2: [2, 1]}, "copies": 1, "kills": {step: [1]}, "steps": 8}
     with PipelineJob(tmp_path, "-np", "2", "--min-np", "1", *NEVER, **plan) as job:
         assert job.wait(60) == 1
         assert "layers 4, 5, 6, 7 of the last commit are lost" in job.out and "Keep more than copies=1" in job.out
@@ -144,11 +145,13 @@ def state_of(**more):
 
     costs = {n: [Layer(str(i), n + 0.3, 2 * n + 0.3, 1e3, 1e4, 1e3) for i in range(8)] for n in (2, 4)}
     given = {"loss": cross_entropy, "batch": BATCH, "profile": costs, "shape": lambda size: (size, 1), **more}
-    return hvd.elastic.PipelineState(layers_of(Plan()), optimizer_of, **given, step=0)
+    layers = given.pop("layers", layers_of(Plan()))
+    return hvd.elastic.PipelineState(layers, optimizer_of, **given, step=0)
 
 
 @as_ranks(2)
 def test_what_does_not_fit_is_refused_by_name():
+    import torch
     from elastic_pipeline_job import rows
 
     import hvdlite.torch as hvd
@@ -165,6 +168,12 @@ def test_what_does_not_fit_is_refused_by_name():
     x, y = rows(0)
     refused(lambda: hvd.elastic.run(train)(state_of(memory=5e3), x, y), "the minimum is")
     refused(lambda: hvd.elastic.run(train)(state_of(batch=23), x, y), "keeps the batch")
+    refused(
+        lambda: hvd.elastic.run(train)(state_of(shape=lambda size: (size, 2)), x, y), "other numbers of layers or ranks"
+    )
+    refused(
+        lambda: hvd.elastic.run(train)(state_of(layers=[torch.nn.Linear(8, 8).cpu] * 8), x, y), "the same module twice"
+    )
     missing = OSError if hvd.rank() == 0 else ValueError
     refused(lambda: hvd.elastic.run(train)(state_of(profile="/not/there"), x, y), "/not/there", missing)
     refused(lambda: hvd.elastic.run(train)(state_of(profile={2: []}), x, y), "not one of these 8 layers")
@@ -178,7 +187,8 @@ def test_a_second_function_goes_on_and_what_a_layer_got_later_is_refused():
 
     import hvdlite.torch as hvd
 
-    state = state_of()
+    shapes = iter([(2, 1), (1, 1), (1, 2), (2, 1)])
+    state = state_of(scaler=torch.amp.GradScaler("cpu", growth_interval=2), shape=lambda size: next(shapes))
 
     @hvd.elastic.run
     def train(state, steps):
@@ -187,10 +197,10 @@ def test_a_second_function_goes_on_and_what_a_layer_got_later_is_refused():
             state.step += 1
         return float(mean)
 
-    first = train(state, 3)
-    before = {name: p.clone() for name, p in state.stage.named_parameters()}
-    assert train(state, 1) < first + 1 and state.step == 4  # weights that no commit had
-    assert state.log == [(0, state.layout)] and not torch.equal(before.popitem()[1], torch.zeros(1))
+    first, mesh = train(state, 3), state.mesh
+    assert train(state, 1) < first + 1 and (state.pipe is None) == (hvd.rank() == 1)  # weights that no commit had
+    assert train(state, 1) < first + 1  # a rank that was spare has the scaler of the others
+    assert [(step, layout.pp, layout.dp) for step, layout in state.log] == [(0, 2, 1), (3, 1, 1), (4, 1, 2)]
 
     @hvd.elastic.run
     def late(state):
@@ -198,6 +208,7 @@ def test_a_second_function_goes_on_and_what_a_layer_got_later_is_refused():
         state.commit()
 
     refused(lambda: late(state), "'more' was added to its layer", hvd.HvdStateError)
+    assert state.mesh is mesh  # sets of ranks are few
 
 
 @as_ranks(3)
