@@ -26,7 +26,7 @@ from ..plan import Layout
 from .exchange import Layers
 from .recipe import SEEDS, Commit, Recipe
 
-_OLD_S = 3600.0
+_OLD_S = 3600.0  # seconds that the files of a job that was killed stay
 
 
 class Folder:

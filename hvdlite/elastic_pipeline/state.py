@@ -218,10 +218,9 @@ class PipelineState(folder.InFolder):
         return {**super()._form(), "pipeline": made}
 
     def _begin(self) -> None:
-        if self.mesh is None:
-            super().save()
+        super().save()  # what was set before the call outlasts a rank that is lost now
+        if self.mesh is None:  # there is no pipeline yet
             return
-        super().save()  # what was set since the last function outlasts a rank that is lost now
         try:
             self._save_commit()
         except HorovodInternalError:
@@ -301,7 +300,7 @@ class PipelineState(folder.InFolder):
         layers = self._gathered(start, needs)
         if layers is None:
             return self.sync()  # from the folder
-        # Kept from here on: ranks that come further than this one may keep no more than their new layers.
+        # Kept before the pipeline is made: if a rank is lost then, others may have given up their old layers.
         self._kept[self._number] = Commit(start.token, start.shared, layers)
         self._build(start, layers)
         hvd.barrier()
