@@ -97,6 +97,40 @@ class Links:
         return Links(size, lambda a, b: (late, (("bus", each),)), "bus")
 
     @staticmethod
+    def switch(size: int, alpha: str | float, beta: str | float) -> Links:
+        """Return links of ranks around a switch that adds, which is the last rank.
+
+        Each other rank has one port out and one in. The switch has a port of the same rate for each of them, and adds
+        at line rate. Ranks reach each other through it, as on uniform links.
+
+        Args:
+            size (int): the number of ranks, with the switch.
+            alpha (str or float): the latency between two ranks. Half of it is that between a rank and the switch.
+            beta (str or float): the rate of a port.
+
+        Returns:
+            Links: for ``time`` and ``make``.
+
+        Raises:
+            PlanError: the size, a time or a rate is not valid.
+
+        Example:
+            >>> from hvdlite import plan
+            >>> table = plan.make("aggregator", size=9, root=8, pieces=500)
+            >>> plan.time(table, 4_000_000, plan.Links.switch(9, "20us", "1GB/s"))
+            4028000.0
+        """
+        late, each = time_ns(alpha), ns_a_byte(beta)
+
+        def of(a: int, b: int) -> Use:
+            out, into = (("out", a), each), (("in", b), each)
+            if size - 1 in (a, b):  # no resource of the switch: each rank has its own port of it
+                return late / 2, (out if b == size - 1 else into,)
+            return late, (out, into)
+
+        return Links(size, of, "switch")
+
+    @staticmethod
     def across(
         hosts: Sequence[Sequence[int]],
         inside: tuple[str | float, str | float],

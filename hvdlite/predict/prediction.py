@@ -23,7 +23,7 @@ import numpy as np
 
 from ..plan.units import link as read_link
 from .fit import Fit, fit
-from .network_model import CODINGS, MEDIA, Cluster, Cost, cost, crowd, of_plan
+from .network_model import AGGREGATOR, CODINGS, MEDIA, Cluster, Cost, cost, crowd, of_plan
 from .recording import Recording, RecordingError
 from .recording import load as read
 from .step_simulation import Played, Setting, drawn_again, play
@@ -260,6 +260,8 @@ class Job:
             return cost(self.fit, was, cluster, link, CODINGS.get(wire), agreement)
         if wire in CODINGS:
             raise ValueError(f"{wire} travels by alltoall and allgather, not by plan {plan!r}: leave out one [HVD008]")
+        if plan == AGGREGATOR and WIRES[wire] != 1:
+            raise ValueError(f"plan {plan!r} sends integers of 32 bits, {wire} saves no bytes: leave out one [HVD008]")
         if link is None:
             raise ValueError("a plan is simulated on links: pass them, such as --link 25gbit,20us [HVD008]")
         if (plan, cluster, link) not in self._plans:
@@ -303,7 +305,8 @@ class Job:
         if cluster.hosts not in (1, cluster.ranks) and was.hosts > 1:
             found.append("what ranks of one host do among themselves was not measured")
         if plan is not None and cluster.ranks > 1:
-            found.append(f"the algorithm {plan} was simulated, not measured")
+            needs = ": it needs a switch that adds" if plan == AGGREGATOR else ""
+            found.append(f"the algorithm {plan} was simulated, not measured{needs}")
         if batch != 1:
             found.append("computing is taken as linear in the batch: not measured")
         if cluster.ranks > 1:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from .network_model import AGGREGATOR
 from .prediction import Job, Prediction
 
 HEAD = (
@@ -75,7 +76,7 @@ def advice(job: Job, rows: Sequence[Prediction]) -> list[str]:
     if p.bound == "late ranks":
         return [f"{text}, mostly for the last rank's: a faster network would not help, more equal steps would"]
     text += f"; bytes that cost nothing would leave {p.ms - p.bytes_ms:.1f} ms, which no network is faster than"
-    if p.wire == "none":
+    if p.wire == "none" and p.plan != AGGREGATOR:  # which has integers of 32 bits on the wire, whatever the tensor's
         half = job.step(
             p.ranks, hosts=p.hosts, cores=p.cores or None, link=p.link, medium=p.medium, plan=p.plan,
             fusion_mb=p.fusion_mb, wire="fp16", batch=p.batch

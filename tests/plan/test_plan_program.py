@@ -157,7 +157,7 @@ def test_topologies_that_are_none_are_named(say, said, text):
         ("time ring --topology none.json", "No such file or directory: 'none.json' [HVD008]"),
         ("verify none.json", "none.json: [Errno 2]"),
         ("verify ring", "the number of ranks is missing: pass --ranks or --topology [HVD008]"),
-        ("verify rung --ranks 2", "there is no plan 'rung'; there are central, "),
+        ("verify rung --ranks 2", "there is no plan 'rung'; there are aggregator, central, "),
         ("verify ring --ranks two", "argument --ranks: invalid int value: 'two'"),
         ("verify ring --ranks 0", "a plan is for 1 to 1024 ranks [HVD003]"),
         ("time ring --ranks 2 --links 20us,0gbit", "a rate of '0gbit' would never move a byte [HVD008]"),

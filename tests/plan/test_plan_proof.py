@@ -197,7 +197,8 @@ def test_many_folds_beside_much_that_is_kept_are_quick():
 
 def test_rows_are_aligned_and_mean_the_same():
     for table in itertools.chain.from_iterable(every_plan(n) for n in (2, 3, 4, 6, 8)):
-        n, share, moves = table.size, table.chunks // table.size, []
+        n, moves = table.size, []
+        folds = [[row[3:5] for row in table.moves.tolist() if row[5] == FOLD and row[1] == r] for r in range(n)]
         rows = [table.rows(r) for r in range(n)]
         assert len({len(each) for each in rows}) == 1
         for i, r in itertools.product(range(len(rows[0])), range(n)):
@@ -207,7 +208,7 @@ def test_rows_are_aligned_and_mean_the_same():
                 assert (other.frm, other.recv_at, other.recv_n) == (r, row.send_at, row.send_n), (table.name, i, r)
                 moves.append((2 * i, r, row.to, row.send_at, row.send_n, HOW[other.how]))
             if row.fold:
-                moves.append((2 * i + 1, r, r, r * share, share, HOW[FOLD]))
+                moves.append((2 * i + 1, r, r, *folds[r].pop(0), HOW[FOLD]))
         numbers = [(*move[:5], HOW.index(move[5])) for move in sorted(moves, key=lambda move: move[0])]
         again = Table(table.name, table.kind, n, table.chunks, np.array(numbers, MOVE), table.root)
         assert prove(again).ordered == prove(table).ordered

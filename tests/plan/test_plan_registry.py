@@ -128,7 +128,7 @@ def test_a_generator_that_fails_is_named():
 @pytest.mark.parametrize(
     "told, text",
     [
-        ({"name": "rung"}, r"there is no plan 'rung'; there are central, .*trees \[HVD003\]"),
+        ({"name": "rung"}, r"there is no plan 'rung'; there are aggregator, central, .*trees \[HVD003\]"),
         ({"kind": "alltoall"}, r"plan 'ring' is for allreduce, reducescatter, allgather, not for alltoall \[HVD003\]"),
         ({"size": 0}, r"root 0 of 0 ranks is invalid; a plan is for 1 to 1024 ranks \[HVD003\]"),
         ({"root": 4}, r"root 4 of 4 ranks"),
@@ -145,6 +145,7 @@ def test_a_generator_that_fails_is_named():
         ),
         ({"name": "hierarchical", "hosts": [[0, 1], [2, 2]]}, r"must list each of 4 ranks once \[HVD004\]"),
         ({"name": "trees", "packed": [[(0, 1)]], "pieces": 1 << 30}, r"too many moves \[HVD003\]"),
+        ({"name": "aggregator", "pieces": 0}, r"0 pieces: the number must be at least 1 \[HVD003\]"),
     ],
 )
 def test_what_cannot_be_made_says_why(told, text):
