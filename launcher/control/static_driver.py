@@ -33,8 +33,17 @@ class StaticDriver:
     def open_store(self, number: int) -> StoreServer:
         """The store of this job's number."""
         far, ending = self._job.far, self._job.ending
-        size, servers = len(far.slots), len(self._servers.hosts)
-        return StoreServer(size, far.secret, number, self.aborted, ending.missed, far.address, servers=servers)
+        aggregators = min(self._job.plan.aggregators, len(self._servers.hosts))
+        return StoreServer(
+            len(far.slots),
+            far.secret,
+            number,
+            self.aborted,
+            ending.missed,
+            far.address,
+            servers=len(self._servers.hosts) - aggregators,
+            aggregators=aggregators,
+        )
 
     @property
     def preempted(self) -> bool:
