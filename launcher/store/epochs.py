@@ -256,11 +256,9 @@ class Epochs:
         limit = f"within {epoch.timeout:g} s (HVDLITE_START_TIMEOUT sets the limit)"
         missing = sorted(set(range(self.size)) - (set(epoch.parts) if epoch.open else epoch.present))
         if not missing:
-            absent = [number for number, address in enumerate(self.servers) if address is None]
-            tables = [number for number in absent if number < self.tables]
-            others = [number - self.tables for number in absent[len(tables) :]]
-            kinds = (("parameter server", tables), ("aggregator", others))
-            named = " and ".join(ranks_named(numbers, what) for what, numbers in kinds if numbers)
+            kinds = {"parameter server": self.servers[: self.tables], "aggregator": self.servers[self.tables :]}
+            absent = {what: [k for k, each in enumerate(kind) if each is None] for what, kind in kinds.items()}
+            named = " and ".join(ranks_named(numbers, what) for what, numbers in absent.items() if numbers)
             text = f"{named} did not start {limit} [HVD113]"
             self._fail(epoch, framing.REFUSED, text.encode())
             return
