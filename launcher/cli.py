@@ -152,8 +152,7 @@ def _run(argv: Sequence[str]) -> int:
         restarts = 0 if args.restarts is None else host_flags.number("--max-restarts", args.restarts, 0, "restarts")
     except _WRONG_FLAGS as error:
         raise UsageError(coded("HVD704", str(error))) from None
-    wrong = output_flags.missing(args, look, where.slots) if where.slots else None
-    if wrong is not None:
+    if where.slots and (wrong := output_flags.missing(args, look, where.slots)) is not None:
         raise UsageError(coded("HVD703", wrong))
     environ.update(forward)
     if where.here is not None or where.join is not None:
@@ -177,6 +176,7 @@ def _run(argv: Sequence[str]) -> int:
         pty=_room(args, len(where.slots)),
         stdin={"0": True, "none": False}.get(args.stdin),
         servers=0 if args.mpi else settings.values["servers"],  # ranks with a rendezvous over MPI start them
+        aggregators=settings.values["aggregators"],
         max_restarts=restarts,
         here=where.here if elastic is None else where.here or "localhost",
         gather=where.gather,
@@ -356,7 +356,7 @@ def _check_folder(folder: str) -> None:
     except OSError as error:
         raise UsageError(f"--output-filename {folder}: cannot be written: {error.strerror} [HVD706]") from None
     for name in os.listdir(folder) if os.access(folder, os.R_OK) else []:
-        if re.fullmatch(r"(rank|server)\.[0-9]+", name) and not os.path.isdir(os.path.join(folder, name)):
+        if re.fullmatch(r"(rank|server|aggregator)\.[0-9]+", name) and not os.path.isdir(os.path.join(folder, name)):
             raise UsageError(
                 f"--output-filename {folder}: {name} there is not a folder: remove it, or name another folder [HVD706]"
             )

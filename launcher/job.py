@@ -59,8 +59,10 @@ class Job:
         names = [slot.host for slot in far.slots] if far.links else ()
         self.ending = Ending(self._size, plan.graces, names)
         look = output_flags.placed(plan.look, far.slots)
-        rank_hosts = [slot.host for slot in far.slots] + hosts.of_servers(far.slots, plan.servers)
-        self.console = Console(self._size, look, signals.ring, rank_hosts, len(rank_hosts) - self._size)
+        server_hosts = hosts.of_servers(far.slots, plan.servers + plan.aggregators)
+        servers = {self._size + each: hosts.server_name(each, plan.servers) for each in range(len(server_hosts))}
+        rank_hosts = [slot.host for slot in far.slots] + server_hosts
+        self.console = Console(self._size, look, signals.ring, rank_hosts, servers)
         self._selector = selectors.DefaultSelector()
         self.heartbeat = Heartbeat(self.links, plan.silence)
         self._lingering = Lingering(self.ending, plan.lingering, self.console.announce)

@@ -21,11 +21,16 @@ from .types import finite_number as finite_number
 _check, _file_name, _guard, _has_folder = types.check, types.file_name, types.guard, types.has_folder
 _job, _key, _link_cost, _memory = types.job, types.key, types.link_cost, types.memory
 _power_of_two, _signal, _switch, _whole = types.power_of_two, types.signal_number, types.switch, types.whole
-_wire = types.wire
+_slots, _wire = types.slots, types.wire
 
 OFF = ("off", "0", "")  # of HVDLITE_TRACE_DIR: no records
 DYNAMIC = "DYNAMIC"  # of HVDLITE_TIMELINE: room for one, begun later
 _SERVERS = "Number of servers that hold the tables of hvd.ps."
+_AGGREGATORS = "Number of processes that add as a switch would (hvd.aggregation)."
+_KIND = "pool: one job owns the slots of its aggregators; hashed: jobs share them."
+_AGGREGATOR = "Address HOST:PORT of an aggregator that hvdlite-aggregator has started."
+_AGGREGATOR_KEY = "File with the key of that aggregator."
+_EVERY = "Number of steps of which one is written with its buckets and memory."
 _WIRE = "Compression of optimizers whose script names none: fp16, bf16, int8, int4; none."
 _CYCLES = "1: the timeline marks each vote of the ranks."
 
@@ -58,6 +63,10 @@ OPTIONS = (
     Option("agent", str, None, "Connection to this rank's agent (hvdlite-run --mpi).", scope="rank", alias=None),
     Option("server", _whole, None, "Number of this parameter server.", "rank", alias=None, low=0),
     Option("servers", _whole, 0, _SERVERS, alias=None, flag="--servers", agreed=True, low=0, high=64),
+    Option("aggregators", _whole, 0, _AGGREGATORS, alias=None, flag="--aggregators", agreed=True, low=0, high=1),
+    Option("aggregator_kind", _slots, "pool", _KIND, alias=None, flag="--aggregator-kind", agreed=True),
+    Option("aggregator", str, None, _AGGREGATOR, alias=None, flag="--aggregator"),
+    Option("aggregator_key", _file_name, None, _AGGREGATOR_KEY, alias=None, flag="--aggregator-key", is_path=bool),
     Option("ps_curve", _switch, True, "0: messages of hvd.ps are not encrypted.", alias=None, agreed=True),
     Option("wire_auth", _switch, False, "1: tensors are signed.", alias=None, flag="--wire-auth", agreed=True),
     Option("wire", _wire, "none", _WIRE, alias=None, flag="--wire", agreed=True),
@@ -269,16 +278,7 @@ OPTIONS = (
         alias=None,
         flag="--trace-steps",
     ),
-    Option(
-        "trace_every",
-        _whole,
-        50,
-        "Number of steps of which one is written with its buckets and memory.",
-        alias=None,
-        flag="--trace-every",
-        low=1,
-        high=1 << 30,
-    ),
+    Option("trace_every", _whole, 50, _EVERY, alias=None, flag="--trace-every", low=1, high=1 << 30),
     Option(
         "metrics_port",
         _whole,

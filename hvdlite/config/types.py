@@ -101,6 +101,11 @@ def wire(text: str) -> str:
     return WIRES[WIRES.index(text)]
 
 
+def slots(text: str) -> str:
+    words = ("pool", "hashed")
+    return words[words.index(text)]
+
+
 def file_name(text: str) -> str:
     if not text:
         raise ValueError(text)
@@ -158,6 +163,7 @@ WANTED = {
     guard: "off, warn, raise (or 1), or nan",
     check: "off, warn or raise",
     wire: "none, fp16, bf16, int8 or int4",
+    slots: "pool or hashed",
     link_cost: "two numbers greater than zero, not beyond all measure, with a comma between, as in 50,8",
     key: "64 hexadecimal digits",
     job: "16 hexadecimal digits",

@@ -50,6 +50,7 @@ class World:
         self.epoch = 0
         self.secret = bytes(32)
         self.servers: Sequence[str] = ()
+        self.aggregators: Sequence[str] = ()
         self.failed = False
         self.agent = -1  # the connection to this rank's
         self.borrowed = False  # whether the core has it for tensors

@@ -44,6 +44,7 @@ class Rendezvous(Protocol):
     secret: bytes  # the job's, where the option gives none
     failed: bool  # whether the job has; set before `bye`
     servers: Sequence[str]  # addresses of those that hold tables; none: the launcher has started none
+    aggregators: Sequence[str]  # the same of aggregators; "": it has ended
 
     def allgather(self, mine: bytes) -> list[bytes]:
         """Every rank's bytes in rank order. Blocks."""
@@ -95,6 +96,7 @@ class Store:
         self.failed = False  # whether the job has; set before `bye`
         self.local_rank = self.local_size = -1  # of a member of an elastic job
         self.servers: Sequence[str] = ()
+        self.aggregators: Sequence[str] = ()
 
     def lend(self) -> int:
         """0: there is no MPI."""
@@ -173,6 +175,7 @@ class Store:
         joined = json.loads(self._expect(framing.JOINED, time.monotonic() + patience))
         self.epoch, self.job = int(joined["epoch"]), int(joined["job"])
         self.servers = [str(address) for address in joined.get("servers", ())]
+        self.aggregators = [str(address) for address in joined.get("aggregators", ())]
         if commit is not None:
             self.rank, self.size = int(joined["rank"]), int(joined["size"])
             self.local_rank, self.local_size = int(joined["local_rank"]), int(joined["local_size"])

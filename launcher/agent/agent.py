@@ -13,8 +13,8 @@ Two streams lead to the launcher, signed where it is on another host. Control ca
 waits for output; the output stream carries what ranks write, one frame per read. When the launcher is slow to take it
 (a paused terminal), at most `UNSENT_MAX` is kept and the ranks' pipes fill up: the ranks wait, nothing is lost.
 
-Parameter servers (`--servers`) are started and reported as ranks are. They get only signals meant for them, and their
-end is not a result of the job.
+Parameter servers (`--servers`) and aggregators are started and reported as ranks are. They get only signals meant for
+them, and their end is not a result of the job.
 
 It waits for processes, not for the end of pipes, which a descendant may hold open. One thread; the only sleep is in
 the selector.

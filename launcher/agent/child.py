@@ -2,7 +2,7 @@
 
 A rank runs the command of the order, rank 0 perhaps at a terminal. A parameter server is no rank: its number is above
 those of all ranks, it runs hvdlite.ps.server_main by this host's own Python, and it is bound to no CPUs, since it works
-for all ranks.
+for all ranks. An aggregator is a server with another main, and its number is above those of the parameter servers.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def begun(
     out, err = (write_end for _, write_end in ends.values())
     environ = {**order["environ"], **each["environ"]}
     try:
-        command = python_command.words("hvdlite.ps.server_main", "main()") if is_server else order["command"]
+        command = python_command.words(_main(each["environ"]), "main()") if is_server else order["command"]
         cpus = None if is_server else cpu_binding.cpus_of(order["bind"], environ)
         streams = (stdin if first and stdin >= 0 else null, out, err)
         pid = process.start(command, environ, order["cwd"], streams, cpus)
@@ -37,6 +37,12 @@ def begun(
     finally:
         _close((out, err))
     return pid, {kind: read_end for kind, (read_end, _) in ends.items()}
+
+
+def _main(environ: Mapping[str, str]) -> str:
+    """The module of a server's main."""
+    is_aggregator = int(environ["HVDLITE_SERVER"]) >= int(environ["HVDLITE_SERVERS"])
+    return "hvdlite.aggregation.aggregator_main" if is_aggregator else "hvdlite.ps.server_main"
 
 
 def _close(descriptors: Iterable[int]) -> None:

@@ -141,7 +141,8 @@ def of_rank(slot: Slot, size: int) -> dict[str, str]:
     return environ
 
 
-def of_server(number: int, servers: int, size: int) -> dict[str, str]:
-    """What one parameter server gets beside `shared`: it is no rank."""
+def of_server(number: int, servers: int, size: int, aggregators: int = 0) -> dict[str, str]:
+    """What one parameter server or aggregator gets beside `shared`: it is no rank."""
     variables = {"SERVER": number, "SERVERS": servers, "SIZE": size}
+    variables.update({"AGGREGATORS": aggregators} if aggregators else {})
     return {config.PREFIX + name: str(value) for name, value in variables.items()}

@@ -5,6 +5,9 @@ the user and to the store. The store reports it to the other servers, to ranks t
 where no server is left. It starts no grace and gives the job no exit code. When no rank runs any more, the servers are
 ordered to end, and those that stay are killed. A job that fails later names the first server that ended before, since
 that may be why.
+
+An aggregator (`--aggregators`) is treated as a server, and numbered after them. Its end harms no rank: all add without
+it from then on, and it is no reason of a later failure.
 """
 
 from __future__ import annotations
@@ -29,7 +32,7 @@ class Servers:
     def __init__(self, job: Job) -> None:
         self._job = job
         self._size = len(job.far.slots)
-        self.hosts = hosts.of_servers(job.far.slots, job.plan.servers)
+        self.hosts = hosts.of_servers(job.far.slots, job.plan.servers + job.plan.aggregators)
         self._living: set[int] = set()
         self._kill_at: float | None = None  # those that were let go and are still there
         self._let_go = False
@@ -40,7 +43,7 @@ class Servers:
 
     def called(self, number: int) -> str:
         """ "server 1"."""
-        return f"server {number - self._size}"
+        return hosts.server_name(number - self._size, self._job.plan.servers)
 
     def who(self, number: int) -> str:
         """ "server 1 (nodeB, pid 4711)", without the host where that goes without saying."""
@@ -68,7 +71,9 @@ class Servers:
         self._living.discard(number)
         if self._let_go or self._job.ending.kills:
             return
-        if self._job.ending.culprit() is None:
+        if number - self._size >= self._job.plan.servers:
+            text = f"{uncoded(text)}; the ranks add without it from now on [{code_of(text)}]"
+        elif self._job.ending.culprit() is None:
             self._first = self._first or end
         self._job.console.announce(text)
         self._job.store.servers.ended(number - self._size, text)

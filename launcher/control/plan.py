@@ -77,6 +77,7 @@ class Plan(NamedTuple):
     pty: tuple[int, int] | None = None  # rank 0 writes to a terminal of so many rows and columns
     stdin: bool | None = None  # rank 0 reads the launcher's; None: not given
     servers: int = 0  # parameter servers, beside the ranks
+    aggregators: int = 0  # numbered after these
     max_restarts: int = 0
     attempt: int = 0  # how often it was tried before
     here: str | None = "localhost"  # what slots call this host; None: no rank runs here

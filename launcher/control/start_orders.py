@@ -31,21 +31,25 @@ class Orders:
         self._environ.update(rank_environment.of_attempt(plan.attempt, plan.max_restarts))
         if plan.servers:  # by a flag on this host alone, where the same command is not given on all
             self._environ["HVDLITE_SERVERS"] = str(plan.servers)
+        if plan.aggregators:
+            kind = {**plan.environ, **plan.options}.get("HVDLITE_AGGREGATOR_KIND", "pool")
+            self._environ.update(HVDLITE_AGGREGATORS=str(plan.aggregators), HVDLITE_AGGREGATOR_KIND=kind)
 
     def of(self, ranks: Collection[int], host: str, own: bool, slots: Sequence[Slot] | None = None) -> dict[str, Any]:
         """The order to start these ranks. own: for the agent of the launcher's own host. slots: of ranks that come
         later; None: those of the job's start."""
         plan, slots = self._plan, self._far.slots if slots is None else slots
+        size = len(slots)
         environ = {**self._environ, **self._far.host_environ.get(host, {})}
         order: dict[str, Any] = {"do": "start", "bind": plan.bind, "pty": plan.pty}
         order["ranks"] = [
-            {"rank": slot.rank, "environ": {} if plan.over_mpi else rank_environment.of_rank(slot, len(slots))}
+            {"rank": slot.rank, "environ": {} if plan.over_mpi else rank_environment.of_rank(slot, size)}
             for slot in slots
             if slot.rank in ranks
         ]
         order["servers"] = [
-            {"rank": len(slots) + number, "environ": rank_environment.of_server(number, plan.servers, len(slots))}
-            for number, name in enumerate(hosts.of_servers(slots, plan.servers))
+            {"rank": size + number, "environ": rank_environment.of_server(number, plan.servers, size, plan.aggregators)}
+            for number, name in enumerate(hosts.of_servers(slots, plan.servers + plan.aggregators))
             if name == host
         ]
         if own:
@@ -64,8 +68,9 @@ def shown(order: Mapping[str, Any], host: str) -> list[str]:
     """The rank assignment in an order, a line for each rank and server."""
     lines = []
     for each in [*order["ranks"], *order["servers"]]:
-        pairs = " ".join(f"{name}={value}" for name, value in sorted(each["environ"].items()))
-        server = each["environ"].get("HVDLITE_SERVER")
-        title = f"rank {each['rank']}" if server is None else f"server {server}"
+        environ, title = each["environ"], f"rank {each['rank']}"
+        pairs = " ".join(f"{name}={value}" for name, value in sorted(environ.items()))
+        if "HVDLITE_SERVER" in environ:
+            title = hosts.server_name(int(environ["HVDLITE_SERVER"]), int(environ["HVDLITE_SERVERS"]))
         lines.append(f"{title} on {host}: {pairs}")
     return lines

@@ -32,9 +32,10 @@ class StaticDriver:
 
     def open_store(self, number: int) -> StoreServer:
         """The store of this job's number."""
-        far, ending = self._job.far, self._job.ending
-        size, servers = len(far.slots), len(self._servers.hosts)
-        return StoreServer(size, far.secret, number, self.aborted, ending.missed, far.address, servers=servers)
+        far, missed, present = self._job.far, self._job.ending.missed, len(self._servers.hosts)
+        aggregators = min(self._job.plan.aggregators, present)  # a rank that is alone has none
+        numbers = (0, present - aggregators, aggregators)
+        return StoreServer(len(far.slots), far.secret, number, self.aborted, missed, far.address, *numbers)
 
     @property
     def preempted(self) -> bool:

@@ -87,7 +87,7 @@ def of(
                     "--host-discovery-script [HVD703]"
                 )
         return None
-    _refuse(args, values["servers"])
+    _refuse(args, values["servers"], values["aggregators"])
     terms = _terms(args, environ, values)
     low, high = (
         host_flags.number("--blacklist-cooldown-range", each, 0, "seconds")
@@ -158,7 +158,7 @@ def _again(
     )
 
 
-def _refuse(args: argparse.Namespace, servers: int) -> None:
+def _refuse(args: argparse.Namespace, servers: int, aggregators: int) -> None:
     """What does not go with ranks that come and go."""
     named = next(_flag(name) for name in host_flags.ELASTIC if getattr(args, name) is not None)
     for flag, there in (("--nnodes", args.nodes), ("--rdzv-endpoint", args.endpoint), ("--mpi", args.mpi)):
@@ -171,6 +171,8 @@ def _refuse(args: argparse.Namespace, servers: int) -> None:
             f"not yet: {named} with --servers (HVDLITE_SERVERS): tables do not survive a change of ranks. Save them, "
             "and restart from the save (--max-restarts) [HVD246]"
         )
+    if aggregators:
+        raise host_flags.PlaceError(f"not yet: {named} with {host_flags.OWN_AGGREGATOR} [HVD246]")
     if args.host_discovery_script is None:
         if args.slots_per_host is not None:
             raise host_flags.PlaceError(

@@ -124,10 +124,15 @@ def merged(hosts: Sequence[Host], names: Sequence[str]) -> list[Host]:
 
 
 def of_servers(slots: Sequence[Slot], servers: int) -> list[str]:
-    """The host of each parameter server: those that have ranks, in turn. None where a rank is alone: it joins no rank,
-    and starts its own."""
+    """The host of each parameter server, and of each aggregator: those that have ranks, in turn. None where a rank is
+    alone: it joins no rank, and starts its own."""
     names = list(dict.fromkeys(slot.host for slot in slots))
     return [names[number % len(names)] for number in range(servers if len(slots) > 1 else 0)]
+
+
+def server_name(number: int, servers: int) -> str:
+    """ "server 1" of so many parameter servers, or "aggregator 0", which is numbered after them."""
+    return f"server {number}" if number < servers else f"aggregator {number - servers}"
 
 
 def is_this_host(name: str, own_name: str) -> bool:

@@ -19,7 +19,7 @@ import re
 import select
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from hvdlite.errors.codes import ending
 
@@ -37,23 +37,28 @@ STREAMS = {1: b"stdout", 2: b"stderr"}  # by descriptor, which is the kind of th
 
 
 class Console:
-    """Output of a job of `size` ranks, and of its parameter servers, whose numbers follow. `wake` is called from the
-    writing thread when there is room again. hosts: of all of them."""
+    """Output of a job of `size` ranks, and of its parameter servers and aggregators. `wake` is called from the writing
+    thread when there is room again. hosts: of all of them. servers: their names, by numbers that follow the ranks'."""
 
     def __init__(
-        self, size: int, look: Look, wake: Callable[[], None], hosts: Sequence[str] = (), servers: int = 0
+        self,
+        size: int,
+        look: Look,
+        wake: Callable[[], None],
+        hosts: Sequence[str] = (),
+        servers: Mapping[int, str] = {},
     ) -> None:
         self._prefixed = size > 1
-        self._servers = range(size, size + servers)
+        self._servers = servers
         self._look = look
         whole = look.as_json or (look.fold and size > 1)
         shown = range(size) if look.ranks is None else look.ranks
         self._whole = WholeLines(shown, look.fold, look.as_json, STREAMS, hosts, self._servers) if whole else None
         self._lines: dict[tuple[int, int], Lines] = {}
-        for rank in range(size + servers):
+        for rank in range(size + len(servers)):
             self._lines.update(self._new_lines(rank))
         self._traces = Traces()
-        self._tails = [Tail() for _ in range(size + servers)]
+        self._tails = [Tail() for _ in range(size + len(servers))]
         one = _same(1, 2)
         out, writer = Screen(), _Writer(wake, self._note)
         self._screens = {1: out, 2: out if one else Screen()}
@@ -65,15 +70,15 @@ class Console:
     def open_files(self, folder: str, again: bool = False) -> None:
         """One file per rank and stream below `folder`, which is made; `again`: they go on. Raises OSError."""
         mode = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | (os.O_APPEND if again else os.O_TRUNC)
-        self._folder = folder, len(str(self._servers.start - 1)), mode
+        self._folder = folder, len(str(len(self._tails) - len(self._servers) - 1)), mode
         for rank in range(len(self._tails)):
             self._open_files(rank)
 
     def _open_files(self, rank: int) -> None:
         assert self._folder is not None
         folder, width, mode = self._folder
-        server = rank - self._servers.start if rank in self._servers else None
-        target = os.path.join(folder, f"rank.{rank:0{width}d}" if server is None else f"server.{server}")
+        name = self._servers[rank].replace(" ", ".") if rank in self._servers else f"rank.{rank:0{width}d}"
+        target = os.path.join(folder, name)
         os.makedirs(target, exist_ok=True)
         for stream, name in STREAMS.items():
             path = os.path.join(target, name.decode())
@@ -229,7 +234,7 @@ class Console:
         if not self._prefixed:
             return b""
         stamp = time.asctime().encode() if self._look.timestamps else b""
-        source = f"server {rank - self._servers.start}" if rank in self._servers else str(rank)
+        source = self._servers.get(rank, str(rank))
         prefix = b"%s[%s]<%s>:" % (stamp, source.encode(), STREAMS[stream])
         if stream in self._look.colours:
             return b"\x1b[%dm%s\x1b[0m" % (COLOURS[rank % len(COLOURS)], prefix)

@@ -9,7 +9,7 @@ is shown when it is finished, of one that was written over (a progress bar) only
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from ...errors.rank_ranges import as_runs
 from .lines import LINE_MAX
@@ -20,15 +20,15 @@ FOLD_S = 0.25
 class _Row:
     """A line that some ranks have printed."""
 
-    def __init__(self, number: int, stream: int, text: bytes, since: float, server: int | None) -> None:
+    def __init__(self, number: int, stream: int, text: bytes, since: float, server: str | None) -> None:
         self.number, self.stream, self.text, self.since, self.server = number, stream, text, since, server
         self.alike = stream, text, server
         self.ranks: list[int] = []
 
 
 class WholeLines:
-    """The output of these ranks; hosts: where they run, if that is to be shown. servers: the numbers of parameter
-    servers, whose lines are never folded. Results are (stream, bytes) to write."""
+    """The output of these ranks; hosts: where they run, if that is to be shown. servers: names of parameter
+    servers and aggregators by number; their lines are never folded. Results are (stream, bytes) to write."""
 
     def __init__(
         self,
@@ -37,14 +37,14 @@ class WholeLines:
         as_json: bool,
         streams: dict[int, bytes],
         hosts: Sequence[str] = (),
-        servers: range = range(0),
+        servers: Mapping[int, str] = {},
     ) -> None:
         self._fold, self._json, self._streams, self._hosts = fold, as_json, streams, list(hosts)
         self._servers = servers
         self._held: dict[tuple[int, int], bytes] = {}
         self._living = set(ranks)
         self._rows: list[_Row] = []  # in the order of `number`
-        self._open: dict[tuple[int, bytes, int | None], list[_Row]] = {}  # the same, by what they say
+        self._open: dict[tuple[int, bytes, str | None], list[_Row]] = {}  # the same, by what they say
         self._joined: dict[int, int] = {}  # number of the row that a rank has printed last
         self._next = 0
 
@@ -99,7 +99,7 @@ class WholeLines:
 
     def _add_line(self, rank: int, stream: int, text: bytes, now: float) -> None:
         last = self._joined.get(rank, -1)
-        server = rank - self._servers.start if rank in self._servers else None
+        server = self._servers.get(rank)
         alike = self._open.setdefault((stream, text, server), [])
         row = next((each for each in alike if each.number > last), None) if self._fold else None
         if row is None:
@@ -113,11 +113,12 @@ class WholeLines:
     def _shown(self, row: _Row) -> bytes:
         ranks = sorted(row.ranks)
         if not self._json:
-            source = as_runs(ranks, ",") if row.server is None else f"server {row.server}"
+            source = as_runs(ranks, ",") if row.server is None else row.server
             return b"[%s]<%s>:%s\n" % (source.encode(), self._streams[row.stream], row.text)
         record: dict[str, object] = {"time": round(row.since, 3)}
         if row.server is not None:
-            record["server"] = row.server
+            kind, number = row.server.split()
+            record[kind] = int(number)
         else:
             record.update({"ranks": ranks} if self._fold else {"rank": ranks[0]})
         if self._hosts and not self._fold:

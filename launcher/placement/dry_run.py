@@ -46,9 +46,9 @@ def text(plan: Plan, way: str, also: Mapping[str, str]) -> str:
         lines.append(f"restarts: {plan.max_restarts} at most")
     for slot in plan.slots:
         lines.append(f"rank {slot.rank} on {slot.host}: {_pairs(rank_environment.of_rank(slot, len(plan.slots)))}")
-    for number, host in enumerate(hosts.of_servers(plan.slots, plan.servers)):
-        environ = rank_environment.of_server(number, plan.servers, len(plan.slots))
-        lines.append(f"server {number} on {host}: {_pairs(environ)}")
+    for number, host in enumerate(hosts.of_servers(plan.slots, plan.servers + plan.aggregators)):
+        environ = rank_environment.of_server(number, plan.servers, len(plan.slots), plan.aggregators)
+        lines.append(f"{hosts.server_name(number, plan.servers)} on {host}: {_pairs(environ)}")
     lines.append(f"all ranks: {_pairs(changed)}")
     lines.append(f"all ranks, chosen at the start: {' '.join(later)}")
     return "\n".join(lines)

@@ -38,6 +38,9 @@ class PlaceError(ValueError):
 
 
 ELASTIC = ("min_np", "max_np", "host_discovery_script")
+OWN_AGGREGATOR = (  # what does not go together with the role, and the remedy
+    "--aggregators (HVDLITE_AGGREGATORS): start one by itself with hvdlite-aggregator, and give --aggregator HOST:PORT"
+)
 
 
 class RankPlacement(NamedTuple):

@@ -34,7 +34,7 @@ from ..control.signals import Signals
 from ..hosts import address, hosts, scheduler
 from ..starters import agent_startup, mpi_agent, mpirun, starter
 from ..store.epochs import ranks_named
-from .host_flags import JOB_RANKS_MAX, PlaceError, RankPlacement, assign, number, per_node_of
+from .host_flags import JOB_RANKS_MAX, OWN_AGGREGATOR, PlaceError, RankPlacement, assign, number, per_node_of
 
 VERSION_S = 20.0
 PATIENCE_S = 6.0  # for an mpirun to clean up on its hosts
@@ -87,6 +87,8 @@ def placement(
         raise UnderMpiError(
             f"{flag} does not work with --mpi, where mpirun starts the ranks: name the hosts with -H [HVD703]"
         )
+    if config.read({**environ, **options}).values["aggregators"]:
+        raise UnderMpiError(f"not yet: --mpi with {OWN_AGGREGATOR} [HVD246]")
     try:
         listed, size, names = _hosts_and_size(args, environ)
         elsewhere = not _ELSEWHERE.isdisjoint((args.mpi_args or "").replace("=", " ").split())

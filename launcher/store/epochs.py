@@ -58,9 +58,12 @@ class Epochs:
     and when one ends that others wait for at the start.
     """
 
-    def __init__(self, size: int, job: int, send: SendFrame, late: OnLate | None = None, servers: int = 0) -> None:
-        self.size = size
-        self.servers: list[str | None] = [None] * servers  # addresses of those that are there, or were
+    def __init__(
+        self, size: int, job: int, send: SendFrame, late: OnLate | None = None, servers: int = 0, aggregators: int = 0
+    ) -> None:
+        self.size, self.tables = size, servers
+        # Addresses of servers that are there, or were. Aggregators follow; one that has ended has the address "".
+        self.servers: list[str | None] = [None] * (servers + aggregators)
         self._servers_ended: dict[int, str] = {}
         self._job = job
         self._send_frame = send
@@ -140,19 +143,24 @@ class Epochs:
             self._fail(epoch, framing.REFUSED, f"{uncoded(text)} [HVD024]".encode())
         if len(epoch.present) == self.size and None not in self.servers and epoch.ending is None:
             epoch.open, epoch.deadline = True, None
-            joined = {"epoch": epoch.number, "job": self._job, "servers": self.servers}
+            joined: dict[str, object] = {"epoch": epoch.number, "job": self._job}
+            joined.update(servers=self.servers[: self.tables], aggregators=self.servers[self.tables :])
             self._all(epoch, framing.JOINED, json.dumps(joined).encode())
 
     def served(self, number: int, address: str) -> None:
-        """A parameter server is there."""
+        """A parameter server or an aggregator is there."""
         self.servers[number] = address
         self._look_at_servers()
 
     def server_ended(self, number: int, text: str) -> None:
-        """Its process has ended: ranks that have not joined cannot any more, those that have need one that runs."""
+        """Its process has ended. Ranks that have not joined cannot any more, those that have need one that runs.
+        An aggregator's end does no harm."""
+        if number >= self.tables:
+            self.served(number, "")
+            return
         self._servers_ended[number] = text
         self._look_at_servers()
-        if len(self._servers_ended) == len(self.servers):
+        if len(self._servers_ended) == self.tables:
             last = f"{uncoded(text)}: no parameter server is left [{code_of(text)}]"
             for epoch in self._epochs.values():
                 self._fail(epoch, framing.LOST, framing.pack_end(-1, LOST_CODE, last))
@@ -247,9 +255,11 @@ class Epochs:
         """Ranks are missing at the time limit."""
         limit = f"within {epoch.timeout:g} s (HVDLITE_START_TIMEOUT sets the limit)"
         missing = sorted(set(range(self.size)) - (set(epoch.parts) if epoch.open else epoch.present))
-        absent = [number for number, address in enumerate(self.servers) if address is None]
         if not missing:
-            text = f"{ranks_named(absent, 'parameter server')} did not start {limit} [HVD113]"
+            kinds = {"parameter server": self.servers[: self.tables], "aggregator": self.servers[self.tables :]}
+            absent = {what: [k for k, each in enumerate(kind) if each is None] for what, kind in kinds.items()}
+            named = " and ".join(ranks_named(numbers, what) for what, numbers in absent.items() if numbers)
+            text = f"{named} did not start {limit} [HVD113]"
             self._fail(epoch, framing.REFUSED, text.encode())
             return
         if epoch.open:

@@ -3,6 +3,8 @@
 A server sends SERVE once, with its number and address: ranks get all addresses when they have joined. From then on it
 only listens. GONE: another server has ended, as the launcher has seen it. BYE: no rank runs, it may end. A server knows
 the secret, and still its frame is read as a stranger's: its address goes to every rank.
+
+Aggregators are numbered after the servers. Their addresses are of UDP, and no end is news to them or of them.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from hvdlite.security import framing
 from .connection import Connection
 from .epochs import LOST_CODE, Epochs, Refusal
 
-_ADDRESS = re.compile(r"tcp://([0-9.]{7,15}|\[[0-9A-Fa-f:.]{2,45}\]):[0-9]{1,5}")
+_ADDRESS = re.compile(r"(tcp|udp)://([0-9.]{7,15}|\[[0-9A-Fa-f:.]{2,45}\]):[0-9]{1,5}")
 
 
 class Serving:
@@ -35,7 +37,8 @@ class Serving:
         except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
             raise Refusal("the SERVE frame is not what this launcher's version expects [HVD104]") from None
         there = self._epochs.servers if self._epochs is not None else []
-        if address is None or not 0 <= number < len(there) or there[number] is not None:
+        wanted = "tcp" if self._epochs is not None and number < self._epochs.tables else "udp"
+        if not 0 <= number < len(there) or there[number] is not None or address is None or address[1] != wanted:
             raise Refusal(
                 f"this job has no server {number} at this address, or the server is already connected [HVD119]"
             )
@@ -47,9 +50,10 @@ class Serving:
 
     def ended(self, number: int, text: str) -> None:
         """The launcher saw the end of a server's process; `text` says how."""
-        if self._epochs is not None:
-            self._epochs.server_ended(number, text)
-        for other in [each for each in self.connections if each != number]:
+        if self._epochs is None:
+            return
+        self._epochs.server_ended(number, text)
+        for other in [each for each in self.connections if each != number and max(each, number) < self._epochs.tables]:
             self._send_frame(other, framing.GONE, framing.pack_end(number, LOST_CODE, text))
 
     def end(self) -> None:

@@ -43,8 +43,8 @@ class StoreServer:
     """The server, at one address of this host: loopback, or for a job on several hosts one that all of them reach.
 
     `on_abort(reporter, culprit, code, text)` is called for every abort record of a rank, and where ranks are missing at
-    the time limit `on_late(waiting, missing, text)` instead. port: 0 for any. servers: their number. membership: of an
-    elastic job. Raises OSError, also where this process may not open so many files."""
+    the time limit `on_late(waiting, missing, text)` instead. port: 0 for any. servers, aggregators: how many there
+    are. membership: of an elastic job. Raises OSError, also where this process may not open so many files."""
 
     def __init__(
         self,
@@ -56,10 +56,11 @@ class StoreServer:
         address: str = "127.0.0.1",
         port: int = 0,
         servers: int = 0,
+        aggregators: int = 0,
         membership: Callable[[SendFrame], Membership] | None = None,
     ) -> None:
         try:  # a connection to each rank, and pipes
-            open_files.allow(3 * (size + servers), "the launcher", f"to hear of {size} ranks")
+            open_files.allow(3 * (size + servers + aggregators), "the launcher", f"to hear of {size} ranks")
         except HvdInitError as error:
             raise OSError(errno.EMFILE, str(error)) from None
         self._secret = secret
@@ -76,7 +77,9 @@ class StoreServer:
         self._watchers: list[Connection] = []
         self.left: set[int] = set()  # ranks that have sent LEAVING or BYE and have not joined again
         self._epochs: Epochs | Membership = (
-            membership(self._send_frame) if membership else Epochs(size, job, self._send_frame, on_late, servers)
+            membership(self._send_frame)
+            if membership
+            else Epochs(size, job, self._send_frame, on_late, servers, aggregators)
         )
         self.servers = Serving(self._epochs if isinstance(self._epochs, Epochs) else None, self._send)
 

@@ -57,7 +57,7 @@ def test_a_line_that_a_rank_repeats_is_another_line():
 
 
 def test_what_a_server_says_is_not_folded_and_nobody_waits_for_it():
-    sheet = WholeLines(range(2), True, False, STREAMS, servers=range(2, 4))
+    sheet = WholeLines(range(2), True, False, STREAMS, servers={2: "server 0", 3: "server 1"})
     said = (
         text(sheet.feed(3, 1, b"x\n", 0.0)) + text(sheet.feed(0, 1, b"x\n", 0.0)) + text(sheet.feed(1, 1, b"x\n", 0.1))
     )

@@ -19,10 +19,10 @@ SECONDS = 20.0
 class Served:
     """A StoreServer that a thread turns; calls into it are made between two turns, as the launcher does."""
 
-    def __init__(self, size, servers=0):
+    def __init__(self, size, servers=0, aggregators=0):
         self.aborts, self.missed = [], []
         told = {"on_abort": lambda *it: self.aborts.append(it), "on_late": lambda *it: self.missed.append(it)}
-        self.store = StoreServer(size, SECRET, JOB, servers=servers, **told)
+        self.store = StoreServer(size, SECRET, JOB, servers=servers, aggregators=aggregators, **told)
         self.address = self.store.address
         self._orders = []
         self._lock = threading.Lock()
@@ -62,9 +62,9 @@ class Served:
 
 
 @contextmanager
-def served(size, servers=0):
-    """A store for a job of `size` ranks and so many servers of tables."""
-    store = Served(size, servers)
+def served(size, servers=0, aggregators=0):
+    """A store for a job of `size` ranks, with so many servers of tables and aggregators."""
+    store = Served(size, servers, aggregators)
     try:
         yield store
     finally:

@@ -126,6 +126,7 @@ class StoreRendezvous:
 
     failed = False
     servers: Sequence[str] = ()
+    aggregators: Sequence[str] = ()
 
     epoch = 0  # each incarnation has a number of its own
 
