@@ -115,6 +115,7 @@ setup(
             "horovodrun = hvdlite.launcher.horovodrun:main",
             "hvdlite-trace = hvdlite.trace.cli:main",
             "hvdlite-plan = hvdlite.plan.cli:main",
+            "hvdlite-aggregator = hvdlite.aggregation.aggregator_main:command",
         ],
         "torch.backends": ["hvdlite = hvdlite._torch_backend:register"],  # called by `import torch`, 2.5 and later
         "torch.distributed.backends": ["hvdlite = hvdlite._torch_backend:register"],  # asked for a name, 2.14

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 def __getattr__(name: str) -> Any:
     """A public name, or `__all__`, on first use. Modules of this package are left to the import system."""
     private = name.startswith("_") and name != "__all__"
-    if name in ("autotune", "ps", "rpc"):  # public modules, which are imported when they are used
+    if name in ("aggregation", "autotune", "ps", "rpc"):  # public modules, which are imported when they are used
         return import_module(f"{__name__}.{name}")
     if private or (name != "data" and find_spec(f"{__name__}.{name}") is not None):
         raise AttributeError(f"module 'hvdlite' has no attribute {name!r}")

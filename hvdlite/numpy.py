@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 def __getattr__(name: str) -> Any:
     """Public modules are imported when they are used first: most programs need none of them."""
-    if name in ("data", "ps", "rpc"):
+    if name in ("aggregation", "data", "ps", "rpc"):
         return import_module(f"{__package__}.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 

@@ -178,6 +178,7 @@
 #define HVD427 "[HVD427] "
 #define HVD428 "[HVD428] "
 #define HVD429 "[HVD429] "
+#define HVD430 "[HVD430] "
 #define HVD450 "[HVD450] "
 #define HVD451 "[HVD451] "
 #define HVD452 "[HVD452] "

@@ -27,13 +27,13 @@ def __getattr__(name: str) -> Any:
     """``Compression`` is that of the backend. ``ps`` and ``rpc`` are imported on first use."""
     if name == "Compression":
         return _backend.ops().Compression
-    if name in ("ps", "rpc"):
+    if name in ("aggregation", "ps", "rpc"):
         return import_module(f"{__name__}.ps" if name == "ps" else "hvdlite.rpc")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), "Compression", "ps", "rpc"})
+    return sorted({*globals(), "Compression", "aggregation", "ps", "rpc"})
 
 
 def _value(value: Any) -> Any:

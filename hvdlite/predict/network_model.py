@@ -33,7 +33,7 @@ AGGREGATOR = "aggregator"  # the one plan that is played around a switch that ad
 BLOCKS = 200  # pieces in which its tensors are played: more would change their time by less than 0.5 %
 # Of a datagram of 1024 bytes of numbers: its own header, and those of UDP, IP and Ethernet. All are counted, though the
 # other plans count none: theirs are 4 % of a full segment of TCP, which the comparison leaves to them.
-HEADERS = (36 + 42) / 1024
+HEADERS = (40 + 42) / 1024
 Cost = Callable[[float], float]  # bytes: ns
 
 

@@ -39,7 +39,7 @@ from .tape import DistributedGradientTape, PartialDistributedGradientTape
 
 def __getattr__(name: str) -> Any:
     """Tables on servers and remote calls are imported when they are used."""
-    if name in ("ps", "rpc"):
+    if name in ("aggregation", "ps", "rpc"):
         return import_module(f"hvdlite.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 

@@ -60,7 +60,7 @@ _LATER = {  # on first use: more than half of the import, and not needed for tor
     "sync_batch_norm": ("SyncBatchNorm", "convert_sync_batchnorm"),
     "training_scope": ("scope",),
 }
-_ELSEWHERE = {"rpc": "hvdlite.rpc"}
+_ELSEWHERE = {"aggregation": "hvdlite.aggregation", "rpc": "hvdlite.rpc"}
 _MODULE_OF = {name: module for module, names in _LATER.items() for name in names}
 
 allgather = _ops.allgather

@@ -29,7 +29,7 @@ data elastic executors rpc
 _api dask ray
 numpy ps
 __init__ torch
-hello keras parallel
+aggregation hello keras parallel
 plan spark tensorflow
 as_horovod elastic_pipeline predict"""  # a line for each floor, from the bottom
 PYTHON_FLOOR = {package: floor for floor, line in enumerate(PYTHON_FLOORS.split("\n")) for package in line.split()}
