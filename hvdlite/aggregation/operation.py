@@ -39,7 +39,6 @@ _RTO_S = 0.03
 _NONE = "this job has no aggregator: start it with hvdlite-run --aggregators 1, or pass --aggregator HOST:PORT"
 _lock = threading.RLock()
 _connections: dict[tuple[int, ...], _Connection] = {}  # by the ranks of a process set
-_unnamed = 0
 
 
 class _Connection:
@@ -180,10 +179,8 @@ def allreduce(
         array([4.5], dtype=float32)
         >>> # skipped in tests: this job has no aggregator
     """
-    global _unnamed
     x = np.asarray(array)
-    if name is None:
-        _unnamed, name = _unnamed + 1, f"noname.{_unnamed}"
+    name = "unnamed" if name is None else name  # operations follow each other, so one name is enough
     if op not in (hvd.Average, hvd.Sum) or (op == hvd.Average and x.dtype != np.float32):
         raise HvdArgumentError(f"'{name}': the aggregator has Sum, and Average of float32; use hvd.allreduce [HVD204]")
     vector = require(x, name)

@@ -129,8 +129,15 @@ class Jobs:
                 self.forget(idle)
         return False
 
+    def left(self, p: Packet) -> None:
+        """One rank has. The others may still wait for its last operation."""
+        ranks = self._ranks.get(p.job, {})
+        ranks.pop(p.rank, None)
+        if not set(ranks) - {-1}:
+            self.forget(p.job)
+
     def forget(self, job: int) -> None:
-        """It has left."""
+        """It is over."""
         self._machine.forget(job)
         self._ranks.pop(job, None)
         self._active.pop(job, None)
@@ -168,7 +175,7 @@ def serve(
                 if answer is not None:
                     send(sock, answer.pack(key), sender)
             elif p.kind == BYE:
-                jobs.forget(p.job)
+                jobs.left(p)
             elif p.kind == UPDATE and jobs.active(p.job, now):
                 for where, q in machine.on_packet(p, now, waiting >= _MARK_AT):
                     packed = q.pack(key)

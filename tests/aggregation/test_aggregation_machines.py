@@ -164,7 +164,9 @@ def test_a_switch_that_dies_changes_no_bit_where_there_is_a_server():
     assert same(got, whole) and other.workers[1, 0].counts["without switch"] == 1
     assert other.now < 2 * network.now + 0.1
     ranks = [Worker(0, rank, 2, 8, patience=1.0) for rank in range(2)]
-    with pytest.raises(HvdTimeoutError, match=r"rank \d has sent block \d+ of 'x0' \d+ times in 1.* aggregator .*HVD430"):
+    with pytest.raises(
+        HvdTimeoutError, match=r"rank \d has sent block \d+ of 'x0' \d+ times in 1.* aggregator .*HVD430"
+    ):
         run(Network(ranks, Pool(8), dies=0.001), vectors(2, 100_000))
 
 
