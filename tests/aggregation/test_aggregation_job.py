@@ -204,7 +204,7 @@ def test_a_stranger_changes_nothing(tmp_path, monkeypatch):
 
 @as_ranks(4)
 def test_two_jobs_share_an_aggregator(tmp_path):
-    """Disjoint process sets are two jobs to it. Their shares over UDP depend on the machine: the simulation tests those."""
+    """Disjoint process sets are two jobs to it. Shares depend on the machine: simulations test them."""
     with aggregator(tmp_path, "--slots", 8, kind="hashed"):
         sets = [hvd.add_process_set([0, 1]), hvd.add_process_set([2, 3])]
         mine = sets[hvd.rank() // 2]
