@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from .. import config
 from ..errors import HvdInitError, HvdTimeoutError
 from ..security import job_secret
 from .packet import BYE, HELLO, UPDATE, WELCOME, Packet, control, unpack
@@ -253,7 +254,7 @@ def _sent(worker: Worker, ends: dict[int, socket.socket], key: bytes) -> list[in
 
 def key_of_user(path: str | None) -> bytes:
     """The key in a file; None: that of this user, which is made if there is none. Raises SecretError, a ValueError."""
-    return job_secret.of_user(os.environ, one_host=True) if path is None else job_secret.of_file(path)
+    return job_secret.of_user(config.environ(), one_host=True) if path is None else job_secret.of_file(path)
 
 
 def secret(master: bytes) -> bytes:
