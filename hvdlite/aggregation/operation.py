@@ -23,7 +23,7 @@ import numpy as np
 
 from .. import _core, config
 from .. import numpy as hvd
-from ..errors import HvdArgumentError, HvdInitError, HvdMismatchError, HvdTimeoutError
+from ..errors import HvdArgumentError, HvdInitError, HvdMismatchError, HvdStateError, HvdTimeoutError
 from ..errors.codes import coded, uncoded
 from ..errors.user_warning import warn
 from ..lifecycle import engine_options, init
@@ -37,7 +37,7 @@ from .worker import Worker, require
 
 _RTO_S = 0.03
 _NONE = "this job has no aggregator: start it with hvdlite-run --aggregators 1, or pass --aggregator HOST:PORT"
-_lock = threading.RLock()
+_busy: set[tuple[int, ...]] = set()  # ranks of process sets whose operation is in the making here
 _connections: dict[tuple[int, ...], _Connection] = {}  # by the ranks of a process set
 
 
@@ -93,13 +93,7 @@ class _Connection:
     def _greet(self, place: int, address: str, limit: float) -> tuple[int, ...]:
         what = "server" if place == SERVER else "aggregator"
         self.ends[place] = sock = sockets.connected(*sockets.parsed(address))
-        found = sockets.greet(sock, self.key, self.job, self.n, self.rank, limit, f"rank {hvd.rank()}: the {what}")
-        if not found[1]:
-            raise HvdInitError(
-                f"the aggregator at {address} has no slots left for this job: start another, or one with --kind hashed "
-                "[HVD024]"
-            )
-        return found
+        return sockets.greet(sock, self.key, self.job, self.n, self.rank, limit, f"rank {hvd.rank()}: the {what}")
 
     def _serve(self, window: int, limit: float) -> str:
         """Starts the thread of the server; its address. The switch learns it by a greeting from its socket."""
@@ -157,6 +151,7 @@ def allreduce(
     of a sum is at most ``n**2 * 2**-30`` times the largest value among those 256. Integer sums wrap.
 
     If the aggregator ends or is silent for 5 s, the ranks add the same integers by ``hvd.allreduce``, from then on.
+    One thread of a rank may call it at a time for each process set, in the same order on all ranks.
 
     Args:
         array (array): float32 or int32, any shape; of any framework whose tensors NumPy can view.
@@ -173,6 +168,7 @@ def allreduce(
         HvdInitError: the job has no aggregator, or it does not answer.
         HvdMismatchError: shape, dtype or op differ between ranks.
         HvdPeerLostError: a rank was lost.
+        HvdStateError: another thread of this rank is in a call for the same process set.
 
     Example:
         >>> hvd.aggregation.allreduce(np.float32([1.5]) * (hvd.rank() + 1), op=hvd.Sum)  # doctest: +SKIP
@@ -186,21 +182,40 @@ def allreduce(
     vector = require(x, name)
     if process_set.size() == 1:
         return hvd.allreduce(x, op=op, name=f"aggregation.{name}", process_set=process_set)
-    with _lock:
+    ranks = tuple(process_set.ranks)
+    if ranks in _busy:
+        raise HvdStateError(f"'{name}': another thread of this rank is in hvd.aggregation.allreduce [HVD430]")
+    _busy.add(ranks)
+    try:
+        return _reduced(process_set, x, vector, op, name)
+    finally:
+        _busy.discard(ranks)
+
+
+def _reduced(process_set: ProcessSet, x: Any, vector: Any, op: int, name: str) -> Any:
+    ranks, divisor = tuple(process_set.ranks), process_set.size() if op == hvd.Average else 1
+    connection = _connections.get(ranks)
+    if connection is not None:
+        connection.set = process_set  # it may have been removed and added again
+    way = _way(connection, process_set, x, vector, op, name)
+    if connection is None and way == "aggregator":  # all ranks are here
         connection = _connected(process_set)
-        divisor = connection.n if op == hvd.Average else 1
-        way = _way(connection, x, vector, op, name)
+        way = "engine" if connection.lost else way
+    if connection is not None:
         connection.counts[way] += 1
-        if way in ("joined", "not finite"):
-            return hvd.allreduce(x, op=op, name=f"aggregation.{name}", process_set=process_set)
-        result = _by_aggregator(connection, vector, name, divisor) if way == "aggregator" else None
-        if result is None:
-            result = _by_engine(connection, vector, name, divisor)
-        return result.reshape(x.shape)
+    if connection is None or way in ("joined", "not finite"):
+        return hvd.allreduce(x, op=op, name=f"aggregation.{name}", process_set=process_set)
+    result = _by_aggregator(connection, vector, name, divisor) if way == "aggregator" else None
+    if result is None:
+        result = _by_engine(connection, vector, name, divisor)
+    return result.reshape(x.shape)
 
 
-def stats() -> dict[str, Any]:
+def stats(process_set: ProcessSet = global_process_set) -> dict[str, Any]:
     """Return what the aggregator has done for this rank.
+
+    Args:
+        process_set (ProcessSet): the set of the operations. Default: all ranks.
 
     Returns:
         dict: the ``aggregator``'s address, ``lost`` (why it is not used any more, or ""), the number of ``operations``
@@ -211,54 +226,47 @@ def stats() -> dict[str, Any]:
         >>> hvd.aggregation.stats()
         {}
     """
-    with _lock:
-        for connection in _connections.values():
-            found: dict[str, Any] = {"aggregator": connection.address, "lost": connection.lost}
-            found["operations"] = dict(connection.counts)
-            if connection.ends:
-                found.update(window=connection.worker.cwnd, **connection.worker.counts)
-            return {**found, "server": dict(connection.server.counts)} if connection.server else found
-    return {}
+    connection = _connections.get(tuple(process_set.ranks))
+    if connection is None:
+        return {}
+    found: dict[str, Any] = {"aggregator": connection.address, "lost": connection.lost}
+    found["operations"] = dict(connection.counts)
+    if connection.ends:
+        found.update(window=connection.worker.cwnd, **connection.worker.counts)
+    return {**found, "server": dict(connection.server.counts)} if connection.server else found
 
 
 def _connected(process_set: ProcessSet) -> _Connection:
-    _core.require_job()
-    ranks = tuple(process_set.ranks)
-    if ranks not in _connections:
-        if not _connections:
-            init.closers.append(_close)
-        _connections[ranks] = _Connection(process_set)
-    return _connections[ranks]
+    if not _connections:
+        init.closers.append(_close)
+    return _connections.setdefault(tuple(process_set.ranks), _Connection(process_set))
 
 
 def _close(failed: bool) -> Any:
     """`hvd.shutdown`, before the ranks part."""
-    with _lock:
-        for connection in _connections.values():
-            connection.close()
-        _connections.clear()
+    for connection in _connections.values():
+        connection.close()
+    _connections.clear()
     return lambda: None
 
 
-def _way(connection: _Connection, x: Any, vector: Any, op: int, name: str) -> str:
+def _way(connection: _Connection | None, process_set: ProcessSet, x: Any, vector: Any, op: int, name: str) -> str:
     """How all ranks do this operation. Raises HvdMismatchError on all of them."""
     form = f"shape {x.shape}, {x.dtype}, {'Average' if op == hvd.Average else 'Sum'}"
     mark = zlib.crc32(form.encode()) & 0xFFFFFF
     finite = vector.dtype != np.float32 or bool(np.isfinite(vector).all())
-    mine = np.array([1, not finite, bool(connection.lost), mark, mark * mark], np.int64)
+    is_lost = connection is not None and bool(connection.lost)
+    mine = np.array([1, not finite, is_lost, mark, mark * mark], np.int64)
     label = f"aggregation.{name}.begin"
-    n, infinite, lost, once, twice = hvd.allreduce(mine, op=hvd.Sum, name=label, process_set=connection.set).tolist()
+    n, infinite, lost, once, twice = hvd.allreduce(mine, op=hvd.Sum, name=label, process_set=process_set).tolist()
     if n * twice != once * once:  # equal only where all marks are (Cauchy and Schwarz)
-        forms = hvd.allgather_object(form, f"{label}.forms", connection.set)
+        forms = hvd.allgather_object(form, f"{label}.forms", process_set)
         other = next(rank for rank, each in enumerate(forms) if each != forms[0])
-        ranks = connection.set.ranks
-        raise HvdMismatchError(
-            f"'{name}': rank {ranks[0]} has {forms[0]}, rank {ranks[other]} has {forms[other]}; pass the same on all "
-            "ranks [HVD301]"
-        )
-    if lost and not connection.lost:
+        first, second = (f"rank {process_set.ranks[rank]} has {forms[rank]}" for rank in (0, other))
+        raise HvdMismatchError(f"'{name}': {first}, {second}; pass the same on all ranks [HVD301]")
+    if lost and connection is not None and not connection.lost:
         connection.give_up("another rank does not use it any more")
-    return "joined" if n < connection.n else "not finite" if infinite else "engine" if lost else "aggregator"
+    return "joined" if n < process_set.size() else "not finite" if infinite else "engine" if lost else "aggregator"
 
 
 def _by_aggregator(connection: _Connection, vector: Any, name: str, divisor: int) -> Any:

@@ -122,17 +122,18 @@ def test_what_ranks_pass_is_compared_and_neighbours_go_by_the_engine(tmp_path):
         y = hvd.aggregation.allreduce(x)
         assert np.isnan(y[7]) and np.isfinite(np.delete(y, 7)).all()
         x[7] = 1.0
-        some = hvd.ProcessSet([0, 2])
-        hvd.add_process_set(some)
-        if some.included():
-            assert hvd.aggregation.allreduce(x, process_set=some).tobytes() == expected(x, some).tobytes()
+        for _ in range(2):  # removed, and added again
+            some = hvd.add_process_set([0, 2])
+            if some.included():
+                assert hvd.aggregation.allreduce(x, process_set=some).tobytes() == expected(x, some).tobytes()
+            hvd.remove_process_set(some)
         want = hvd.allreduce(np.where(hvd.rank() == 2, 0, x).astype(np.float32), op=hvd.Sum)
         if hvd.rank() < 2:
             assert np.allclose(hvd.aggregation.allreduce(x, op=hvd.Sum, name="j"), want)
         hvd.join()
         assert hvd.aggregation.allreduce(x).tobytes() == expected(x).tobytes()  # after join
-        if hvd.rank() < 2:
-            assert hvd.aggregation.stats()["operations"] == {"aggregator": 1, "not finite": 1, "joined": 1}
+        assert np.isnan(hvd.aggregation.allreduce(np.float32([np.nan, hvd.rank()]))[0])
+        assert hvd.aggregation.stats()["operations"] == {"aggregator": 1, "not finite": 1}
 
 
 @pytest.mark.parametrize("kind", ["pool", "hashed"])
@@ -216,15 +217,17 @@ def test_two_jobs_share_an_aggregator(tmp_path):
 
 @as_ranks(3)
 def test_an_aggregator_that_is_full_or_silent_is_an_error_on_all_ranks(tmp_path, monkeypatch):
+    monkeypatch.setenv("HVDLITE_START_TIMEOUT", "1")
     with aggregator(tmp_path, "--jobs", 1) as process:
         hvd.aggregation.allreduce(vector(100))
         other = hvd.add_process_set([1, 0])
         if other.included():
-            with pytest.raises(HvdInitError, match="has no slots left for this job: start another.*HVD024"):
+            with pytest.raises(
+                HvdInitError, match="rank 0: the aggregator at 127.* had no slots left for 1 s: start another.*HVD024"
+            ):
                 hvd.aggregation.allreduce(vector(100), process_set=other)
         hvd.barrier()
         hvd.shutdown()  # which gives the slots back
-        monkeypatch.setenv("HVDLITE_START_TIMEOUT", "1")
         hvd.init()
         assert hvd.aggregation.allreduce(vector(100)).shape == (100,)
         hvd.shutdown(), hvd.init()
@@ -247,6 +250,10 @@ def test_a_job_that_is_silent_gives_its_place_to_another(monkeypatch):
     assert jobs.greeted(hello._replace(job=2), sender, 59.0).numbers.tolist() == [0, 0, 0]
     assert jobs.greeted(hello._replace(job=2), sender, 61.0).numbers.tolist() == [0, 4, 100]
     assert not jobs.active(1, 62.0) and jobs.active(2, 62.0)
+    assert jobs.greeted(hello._replace(job=2, bits=2), sender, 62.0) is not None
+    jobs.left(packet.control(packet.BYE, 2, 2, 0), 63.0)  # the other rank was killed
+    assert jobs.active(2, 67.0) and jobs.greeted(hello._replace(job=3), sender, 67.0).numbers[1] == 0
+    assert jobs.greeted(hello._replace(job=3), sender, 69.0).numbers[1] == 4
 
 
 SCRIPT = """
