@@ -154,8 +154,9 @@ def allreduce(
     """Sum or average a vector of all ranks through the aggregator of this job.
 
     All ranks of ``process_set`` must call it with the same shape, dtype and op. Floats travel as 32-bit integers with
-    a power-of-two scale for each 256 of them. So the result has the same bits whatever is lost or late, and the error
-    of a sum is at most ``n**2 * 2**-30`` times the largest value among those 256. Integer sums wrap.
+    a power-of-two scale for each 256 of them. So the result has the same bits whatever is lost or late. The error of a
+    sum is at most ``n**2 * 2**-30`` times the largest value among those 256. Its rounding to float32 is added to that.
+    Integer sums wrap.
 
     If the aggregator ends or is silent for 5 s, the ranks add the same integers by ``hvd.allreduce``, from then on.
 
@@ -163,7 +164,7 @@ def allreduce(
         array (array): float32 or int32, any shape; of any framework whose tensors NumPy can view.
         op (int): ``hvd.Average`` (float32 only) or ``hvd.Sum``. Default: ``hvd.Average``.
         name (str, optional): name of the operation, the same on all ranks. Default: calls without a name are matched
-            by their order.
+            by their order. Give a name if ranks are in several process sets.
         process_set (ProcessSet): ranks that take part, at most 64. Default: all ranks.
 
     Returns:
@@ -206,9 +207,9 @@ def stats() -> dict[str, Any]:
     """Return what the aggregator has done for this rank.
 
     Returns:
-        dict: the ``aggregator``'s address, ``lost`` (why it is not used any more, or ""), the number of ``operations``
-        by each way (aggregator, engine, not finite, joined), the ``window``, ``bytes`` sent, blocks ``resent``, and on
-        the rank with the server what that has added. Empty before the first operation.
+        dict: the ``aggregator``'s address; ``lost``: why it is not used any more, or ``""``; the number of
+        ``operations`` by each way (aggregator, engine, not finite, joined); the ``window``; ``bytes`` sent; blocks
+        ``resent``; ``server``: what it has added, on the rank that has it. Empty before the first operation.
 
     Example:
         >>> hvd.aggregation.stats()
