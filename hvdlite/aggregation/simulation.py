@@ -57,7 +57,7 @@ class Network:
         """Add an event: a datagram arrives, or a job begins.
 
         Args:
-            to (int or tuple): where it arrives: the switch, the server, or (job, rank). Of a job that begins, its number.
+            to (int or tuple): where it arrives: the switch, the server, or (job, rank). A job that begins: its number.
             p (Packet, optional): the datagram. ``None``: a job begins.
             at (float): the time, in seconds.
         """
