@@ -1,7 +1,9 @@
 """Who adds what a shared switch did not: ATP's server, the authority for the sums of one job. Pure.
 
 A mask of ranks for each open block. Disjoint masks are added, overlapping ones are dropped: the ranks repeat singly
-until they are answered, so nothing is lost, and no rank is added twice. It keeps the last sums for ranks that ask again.
+until they are answered, so nothing is lost, and no rank is added twice.
+
+It keeps the last sums for ranks that ask again.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
 """A network that loses, repeats and delays datagrams, from a seed, around the same machines that sockets drive.
 
 One queue stands before each of switch and server: it marks what waits behind `mark_at` datagrams and drops what waits
-behind `drop_at`. Time is simulated, so a run of seconds takes what its datagrams cost in Python.
+behind `drop_at`.
+
+Time is simulated, so a run of seconds takes what its datagrams cost in Python.
 """
 
 from __future__ import annotations
