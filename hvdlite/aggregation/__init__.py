@@ -1,7 +1,7 @@
 """Sums inside the network: an aggregator adds gradients as a switch would, in software (SwitchML, ATP).
 
 On ordinary hosts it is slower than `hvd.allreduce`. It is for the study of these protocols and for tests of a real
-switch. Each rank sends its tensor once, sums have the same bits in any order, the switch's memory is bounded. A lost
+switch. Each rank sends its tensor once, sums have the same bits in any order, and the switch needs little memory. A lost
 switch changes no bit.
 
     hvdlite-run -np 4 --aggregators 1 python train.py
