@@ -109,9 +109,9 @@ class _Connection:
 
     def give_up(self, why: str) -> None:
         """The engine adds from now on, on all ranks."""
-        self.lost = why
+        self.lost = uncoded(why)
         if self.rank == 0:
-            warn(f"the aggregator is gone: {uncoded(why)}; the ranks add the same integers without it [HVD430]")
+            warn(f"the aggregator is gone: {self.lost}; the ranks add the same integers without it [HVD430]")
 
     def close(self) -> None:
         """No operation is in the making on any rank."""
@@ -147,8 +147,9 @@ def allreduce(
     """Sum or average a vector of all ranks through the aggregator of this job.
 
     All ranks of ``process_set`` must call it with the same shape, dtype and op. Floats travel as 32-bit integers with
-    a power-of-two scale for each 256 of them. So the result has the same bits whatever is lost or late, and the error
-    of a sum is at most ``n**2 * 2**-30`` times the largest value among those 256. Integer sums wrap.
+    a power-of-two scale for each 256 of them. So the result has the same bits whatever is lost or late. The error of a
+    sum is at most ``n**2 * 2**-30`` times the largest value among those 256. Its rounding to float32 is added to that.
+    Integer sums wrap.
 
     If the aggregator ends or is silent for 5 s, the ranks add the same integers by ``hvd.allreduce``, from then on.
     One thread of a rank may call it at a time for each process set, in the same order on all ranks.
@@ -218,9 +219,9 @@ def stats(process_set: ProcessSet = global_process_set) -> dict[str, Any]:
         process_set (ProcessSet): the set of the operations. Default: all ranks.
 
     Returns:
-        dict: the ``aggregator``'s address, ``lost`` (why it is not used any more, or ""), the number of ``operations``
-        by each way (aggregator, engine, not finite, joined), the ``window``, ``bytes`` sent, blocks ``resent``, and on
-        the rank with the server what that has added. Empty before the first operation.
+        dict: the ``aggregator``'s address; ``lost``: why it is not used any more, or ``""``; the number of
+        ``operations`` by each way (aggregator, engine, not finite, joined); the ``window``; ``bytes`` sent; blocks
+        ``resent``; ``server``: what it has added, on the rank that has it. Empty before the first operation.
 
     Example:
         >>> hvd.aggregation.stats()
