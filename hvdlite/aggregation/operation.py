@@ -48,6 +48,7 @@ class _Connection:
         self.set, self.n, self.rank = process_set, process_set.size(), process_set.rank()
         self.counts: Counter[str] = Counter()
         self.lost = ""  # why the aggregator is not used any more
+        self._warned = False
         self.ends: dict[int, socket.socket] = {}
         self.server: Server | None = None
         self._thread: threading.Thread | None = None
@@ -112,6 +113,14 @@ class _Connection:
         self.lost = uncoded(why)
         if self.rank == 0:
             warn(f"the aggregator is gone: {self.lost}; the ranks add the same integers without it [HVD430]")
+
+    def look(self) -> None:
+        """After an operation: a shared switch that is gone changes no result, but all passes the server."""
+        if self.worker.counts["without switch"] and self.rank == 0 and not self._warned:
+            self._warned = True
+            warn(
+                f"the aggregator at {self.address} is silent: the server on rank {hvd.rank()} adds without it [HVD430]"
+            )
 
     def close(self) -> None:
         """No operation is in the making on any rank."""
@@ -283,6 +292,7 @@ def _by_aggregator(connection: _Connection, vector: Any, name: str, divisor: int
         raise
     label = f"aggregation.{name}.end"
     if hvd.allreduce(np.array([not problem]), op=hvd.Min, name=label, process_set=connection.set)[0]:
+        connection.look()
         return worker.result
     problems = hvd.allgather_object(problem, f"{label}.problems", connection.set)
     connection.give_up(next(each for each in problems if each))

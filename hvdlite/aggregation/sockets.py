@@ -221,8 +221,8 @@ def greet(
     host, port = (to or sock.getpeername())[:2]
     if full:
         raise HvdInitError(
-            f"{what} at {host}:{port} had no slots left for {limit:g} s: start another, or one with --kind hashed; those "
-            f"of a killed job become free after {IDLE_S:g} s [HVD024]"
+            f"{what} at {host}:{port} had no slots left for {limit:g} s: start another, or one with --kind hashed "
+            f"(slots of a killed job become free after {IDLE_S:g} s) [HVD024]"
         )
     raise HvdInitError(
         f"{what} at {host}:{port} has not answered for {limit:g} s: is it running, has it this job's key "

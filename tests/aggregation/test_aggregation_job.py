@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 
 import numpy as np
 import pytest
@@ -142,7 +143,8 @@ def test_an_aggregator_killed_in_an_operation_changes_no_bit(kind, tmp_path):
     x = vector(100_000)
     want, lot = expected(x).tobytes(), random.Random(5)
     for _ in range(20 if EVERYTHING else 2):
-        with aggregator(tmp_path, kind=kind) as process:
+        with aggregator(tmp_path, kind=kind) as process, warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
             hvd.aggregation.allreduce(x, name="first")
             if process is not None:
                 threading.Timer(lot.uniform(0.0, 0.04), process.process.kill).start()
@@ -154,6 +156,8 @@ def test_an_aggregator_killed_in_an_operation_changes_no_bit(kind, tmp_path):
                 slowest = max(slowest, time.monotonic() - began)
             stats = hvd.aggregation.stats()
             assert slowest < 10.0
+            texts = [str(each.message) for each in seen]
+            assert [text.endswith("without it [HVD430]") for text in texts] == [True] * (hvd.rank() == 0), texts
             if kind == "pool":
                 assert "its port is closed" in stats["lost"] and stats["operations"]["engine"] > 0
             else:
