@@ -17,6 +17,7 @@ import time
 from collections.abc import Sequence
 
 from .. import config
+from ..errors.codes import uncoded
 from ..rendezvous import store_client
 from ..rendezvous.server_line import StoreLine
 
@@ -67,7 +68,7 @@ def command(words: Sequence[str] | None = None) -> int:
         key = sockets.secret(sockets.key_of_user(args.key))
         sock = sockets.opened(*sockets.parsed(args.listen))
     except (ValueError, OSError) as error:
-        print(f"hvdlite-aggregator: {error} [HVD024]", file=sys.stderr)
+        print(f"hvdlite-aggregator: --listen {args.listen}: {uncoded(str(error))} [HVD024]", file=sys.stderr)
         return 2
     machine = Hashed(args.slots) if args.kind == "hashed" else Pool(args.slots, args.jobs)
     print(

@@ -38,6 +38,7 @@ from .worker import Worker, require
 _RTO_S = 0.03
 _NONE = "this job has no aggregator: start it with hvdlite-run --aggregators 1, or pass --aggregator HOST:PORT"
 _busy: set[tuple[int, ...]] = set()  # ranks of process sets whose operation is in the making here
+_answered: set[str] = set()  # aggregators that this process has used
 _connections: dict[tuple[int, ...], _Connection] = {}  # by the ranks of a process set
 
 
@@ -50,6 +51,7 @@ class _Connection:
         self.lost = ""  # why the aggregator is not used any more
         self._warned = False
         self.ends: dict[int, socket.socket] = {}
+        self.worker: Worker | None = None
         self.server: Server | None = None
         self._thread: threading.Thread | None = None
         self._stop: tuple[socket.socket, ...] = ()
@@ -62,47 +64,68 @@ class _Connection:
 
     def _meet(self) -> None:
         """The first rank greets, and has the server where the switch is shared; then the others greet both."""
-        root, problem, mine = self.set.ranks[0], "", None
+        root, mine, problem, gone = self.set.ranks[0], None, "", ""
         settings = config.load().values
-        limit = settings["start_timeout"]
+        self._limit = settings["start_timeout"]
         try:
             self.address, self.key = _address(settings, self.set)
-            if self.rank == 0 and self.address:
-                self.job = sockets.job_number()
-                hashed, slots, capacity = self._greet(SWITCH, self.address, limit)
-                window = max(1, min(slots, capacity // self.n))  # what all ranks send at once fits the buffers
-                mine = self.address, self.job, window, self._serve(window, limit) if hashed else ""
-        except (HvdInitError, ValueError, OSError) as error:
+        except (HvdInitError, ValueError) as error:
             problem = str(error)
-        given, first = hvd.broadcast_object((mine, problem), root, "aggregation.meet", self.set)
-        try:
-            if given is not None and not problem:
-                self.address, self.job, window, server = given
-                self.worker = Worker(self.job, self.rank, self.n, window, bool(server), rto=_RTO_S)
-                if self.rank:
-                    self._greet(SWITCH, self.address, limit)
-                if server:
-                    self._greet(SERVER, server, limit)
-        except (HvdInitError, ValueError, OSError) as error:
-            problem = str(error)
-        problems = [each for each in hvd.allgather_object(problem, "aggregation.met", self.set) if each]
-        if problems:
-            raise HvdInitError(coded("HVD024", problems[0]))
-        if given is None and not first:
-            self.give_up("it ended before the first operation")
+        known = settings["aggregator"] is None or self.address in _answered
+        self._known = any(hvd.allgather_object(known, "aggregation.known", self.set))
+        if self.rank == 0 and not problem:
+            try:
+                mine = self._begin() if self.address else None
+                gone = "" if self.address else "it ended before the first operation"
+            except (HvdInitError, HvdTimeoutError, OSError) as error:
+                problem, gone = self._kind(error)
+        given = hvd.broadcast_object(mine, root, "aggregation.meet", self.set)
+        if given is not None and not problem:
+            try:
+                self._join(*given)
+            except (HvdInitError, HvdTimeoutError, OSError) as error:
+                problem, gone = self._kind(error)
+        found = hvd.allgather_object((problem, gone), "aggregation.met", self.set)
+        for each in [each for each, _ in found if each]:
+            raise HvdInitError(coded("HVD024", each))
+        for each in [each for _, each in found if each][:1]:
+            self.give_up(each)
+        _answered.add(self.address)
 
-    def _greet(self, place: int, address: str, limit: float) -> tuple[int, ...]:
-        what = "server" if place == SERVER else "aggregator"
+    def _kind(self, error: Exception) -> tuple[str, str]:
+        """(what is wrong, why the aggregator is gone), one of them empty."""
+        if isinstance(error, HvdTimeoutError):
+            return "", str(error)
+        what = f"rank {hvd.rank()}: the aggregator at {self.address}: "
+        return f"{'' if isinstance(error, HvdInitError) else what}{error}", ""
+
+    def _begin(self) -> tuple[str, int, int, str]:
+        """The first rank's part: address, number of the job, window, and the address of the server, "" without one."""
+        self.job = sockets.job_number()
+        hashed, slots, capacity = self._greet(SWITCH, self.address)
+        window = max(1, min(slots, capacity // self.n))  # what all ranks send at once fits the buffers
+        return self.address, self.job, window, self._serve(window) if hashed else ""
+
+    def _join(self, address: str, job: int, window: int, server: str) -> None:
+        self.address, self.job = address, job
+        self.worker = Worker(job, self.rank, self.n, window, bool(server), rto=_RTO_S)
+        if self.rank:
+            self._greet(SWITCH, address)
+        if server:
+            self._greet(SERVER, server)
+
+    def _greet(self, place: int, address: str) -> tuple[int, ...]:
         self.ends[place] = sock = sockets.connected(*sockets.parsed(address))
-        return sockets.greet(sock, self.key, self.job, self.n, self.rank, limit, f"rank {hvd.rank()}: the {what}")
+        what = f"rank {hvd.rank()}: the {'server' if place == SERVER else 'aggregator'}"
+        return sockets.greet(sock, self.key, self.job, self.n, self.rank, self._limit, what, known=self._known)
 
-    def _serve(self, window: int, limit: float) -> str:
+    def _serve(self, window: int) -> str:
         """Starts the thread of the server; its address. The switch learns it by a greeting from its socket."""
         switch = self.ends[SWITCH]
         sock = sockets.opened(switch.getsockname()[0])
         self.server, self._stop = Server(2 * window), (*socket.socketpair(), sock)
         what = f"rank {hvd.rank()}: the aggregator"
-        sockets.greet(sock, self.key, self.job, self.n, -1, limit, what, switch.getpeername())
+        sockets.greet(sock, self.key, self.job, self.n, -1, self._limit, what, switch.getpeername())
         words = (self.server, sock, self.key, self._stop[1], lambda: True)
         self._thread = threading.Thread(target=sockets.serve, args=words, name="hvdlite-aggregation", daemon=True)
         self._thread.start()
@@ -116,6 +139,7 @@ class _Connection:
 
     def look(self) -> None:
         """After an operation: a shared switch that is gone changes no result, but all passes the server."""
+        assert self.worker is not None
         if self.worker.counts["without switch"] and self.rank == 0 and not self._warned:
             self._warned = True
             warn(
@@ -143,6 +167,7 @@ def _address(settings: dict[str, Any], process_set: ProcessSet) -> tuple[str, by
     store = init._state.store
     started = list(getattr(store, "aggregators", ()))
     if settings["aggregator"] is not None:
+        sockets.parsed(settings["aggregator"])
         return settings["aggregator"], sockets.secret(sockets.key_of_user(settings["aggregator_key"]))
     if not started:
         raise HvdInitError(f"hvd.aggregation: {_NONE} [HVD024]")
@@ -241,7 +266,7 @@ def stats(process_set: ProcessSet = global_process_set) -> dict[str, Any]:
         return {}
     found: dict[str, Any] = {"aggregator": connection.address, "lost": connection.lost}
     found["operations"] = dict(connection.counts)
-    if connection.ends:
+    if connection.worker is not None:
         found.update(window=connection.worker.cwnd, **connection.worker.counts)
     return {**found, "server": dict(connection.server.counts)} if connection.server else found
 
@@ -282,6 +307,7 @@ def _way(connection: _Connection | None, process_set: ProcessSet, x: Any, vector
 def _by_aggregator(connection: _Connection, vector: Any, name: str, divisor: int) -> Any:
     """The result, or None on all ranks where one has none."""
     worker, problem = connection.worker, ""
+    assert worker is not None
     try:
         worker.begin(vector, time.monotonic(), name, divisor)
         sockets.complete(worker, connection.ends, connection.key, lambda: _core.failure_of_job() is not None)

@@ -9,7 +9,6 @@ What has no valid MAC, or is of a job that has not greeted, is dropped. Memory i
 
 from __future__ import annotations
 
-import contextlib
 import hmac
 import ipaddress
 import math
@@ -75,7 +74,7 @@ def parsed(address: str) -> tuple[str, int]:
     """Host and port of "HOST:PORT". Raises ValueError."""
     host, _, port = address.rpartition(":")
     host = host.strip("[]")
-    if not host or not port.isdigit() or not 0 < int(port) < 65536:
+    if not host or not (port.isascii() and port.isdecimal()) or not 0 < int(port) < 65536:
         raise ValueError(f"{address!r} is no address: write HOST:PORT, such as 10.0.0.9:4141 [HVD024]")
     return host, int(port)
 
@@ -199,15 +198,23 @@ def serve(
 
 
 def greet(
-    sock: socket.socket, key: bytes, job: int, n: int, rank: int, limit: float, what: str, to: Address | None = None
+    sock: socket.socket,
+    key: bytes,
+    job: int,
+    n: int,
+    rank: int,
+    limit: float,
+    what: str,
+    to: Address | None = None,
+    known: bool = False,
 ) -> tuple[int, ...]:
     """Until there is an answer and a place: (hashed, slots, capacity) of the aggregator. rank -1: of the job's server,
-    whose socket is not connected. limit: seconds; what: for the error, "rank 0: the aggregator". Raises
-    HvdInitError."""
+    whose socket is not connected. limit: seconds; what: for the error, "rank 0: the aggregator". known: it
+    has listened before, so a closed port is its end. Raises HvdInitError, HvdTimeoutError for that."""
     hello = control(HELLO, job, n, rank, _numbers(sock.getsockname())).pack(key)
     until, pause, full = time.monotonic() + limit, _GREETING_S[0], False
     while time.monotonic() < until:
-        with contextlib.suppress(ConnectionRefusedError):  # it may be starting yet
+        try:
             send(sock, hello, to)
             _ready(sock, seconds=pause)
             for data, _ in _received(sock):
@@ -216,6 +223,9 @@ def greet(
                     full = not p.numbers[1]
                     if not full:
                         return tuple(p.numbers.tolist())
+        except ConnectionRefusedError:  # it may be starting yet
+            if known:
+                raise HvdTimeoutError(f"{what} has ended: its port is closed [HVD430]") from None
         time.sleep(min(pause, 0.05))
         pause = min(1.5 * pause, _GREETING_S[1])
     host, port = (to or sock.getpeername())[:2]

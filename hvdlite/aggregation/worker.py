@@ -207,9 +207,10 @@ class Worker:
                 continue
             if now - sent.first > self.patience:
                 which = f"block {seq - self.first} of '{self.name}' {sent.tries} times in {now - sent.first:.1f} s"
-                gone = "server" if self.hashed else "aggregator"
+                other = "server" if self.hashed else "aggregator"
                 raise HvdTimeoutError(
-                    f"rank {self.rank} has sent {which} without an answer: the {gone} or a rank is gone [HVD430]"
+                    f"rank {self.rank} has sent {which} without an answer: the {other} or a rank has ended or is stopped "
+                    "[HVD430]"
                 )
             sent.at, sent.tries = now, sent.tries + 1
             self.counts["resent"] += 1

@@ -20,7 +20,7 @@ from launching import Launch
 from ranks import EVERYTHING, as_ranks, everything
 
 import hvdlite.numpy as hvd
-from hvdlite.aggregation import Pool, packet, sockets
+from hvdlite.aggregation import Pool, operation, packet, sockets
 from hvdlite.errors import HvdArgumentError, HvdInitError, HvdMismatchError
 
 KEY = "6b" * 32
@@ -73,8 +73,6 @@ def vector(length=40_000, seed=0):
 
 
 def expected(x, process_set=hvd.global_process_set, divisor=None):
-    from hvdlite.aggregation import operation
-
     class Connection:
         set, n = process_set, process_set.size()
 
@@ -178,7 +176,7 @@ def test_a_stranger_changes_nothing(tmp_path, monkeypatch):
         monkeypatch.setattr(sockets, "send", keeping)
         assert hvd.aggregation.allreduce(x).tobytes() == want
         monkeypatch.setattr(sockets, "send", send)
-        connection = next(iter(sys.modules["hvdlite.aggregation.operation"]._connections.values()))
+        connection = next(iter(operation._connections.values()))
         ports = [end.getpeername() for end in connection.ends.values()]
         ports += [end.getsockname() for end in connection.ends.values()]
         assert {packet.unpack(data, connection.key).kind for data in kept} >= {packet.HELLO, packet.UPDATE}
@@ -237,6 +235,11 @@ def test_an_aggregator_that_is_full_or_silent_is_an_error_on_all_ranks(tmp_path,
         hvd.shutdown(), hvd.init()
         if process is not None:
             process.end(signal.SIGKILL)
+        x = vector(100)
+        assert hvd.aggregation.allreduce(x).tobytes() == expected(x).tobytes()  # it was there before
+        assert "its port is closed" in hvd.aggregation.stats()["lost"]
+        hvd.shutdown(), hvd.init()
+        operation._answered.clear()  # as a new job
         with pytest.raises(HvdInitError, match=r"rank 0: the aggregator at 127.* has not answered for 1 s.*HVD024"):
             hvd.aggregation.allreduce(vector(100))
         monkeypatch.delenv("HVDLITE_AGGREGATOR")
