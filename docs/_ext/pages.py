@@ -144,14 +144,16 @@ class Flags(Made):
     """What a program prints with --help-all if it has that, else with --help."""
 
     def text(self) -> str:
-        module = {
-            "hvdlite-run": "launcher",
-            "hvdlite-trace": "trace",
-            "hvdlite-plan": "plan",
+        mains = {
+            "hvdlite-run": "launcher.cli:main",
+            "hvdlite-trace": "trace.cli:main",
+            "hvdlite-plan": "plan.cli:main",
+            "hvdlite-aggregator": "aggregation.aggregator_main:command",
         }
         program, *words = self.arguments[0].split()
         words.append("--help-all" if program == "hvdlite-run" else "--help")
-        code = f"import sys; from hvdlite.{module[program]}.cli import main; sys.argv[0] = {program!r}; main()"
+        module, _, main = mains[program].partition(":")
+        code = f"import sys; from hvdlite.{module} import {main} as main; sys.argv[0] = {program!r}; main()"
         done = subprocess.run(
             [sys.executable, "-I", "-c", code, *words],
             capture_output=True,

@@ -1,8 +1,8 @@
 """Sums inside the network: an aggregator adds gradients as a switch would, in software (SwitchML, ATP).
 
 On ordinary hosts it is slower than `hvd.allreduce`. It is for the study of these protocols and for tests of a real
-switch. Each rank sends its tensor once, sums have the same bits in any order, the switch's memory is bounded, and a lost
-switch changes no bit.
+switch. Each rank sends its tensor once, sums have the same bits in any order, the memory of the switch is bounded, and
+its loss changes no bit.
 
     hvdlite-run -np 4 --aggregators 1 python train.py
     y = hvd.aggregation.allreduce(x, op=hvd.Average, name="gradients")    # float32 or int32, in all ranks

@@ -75,5 +75,6 @@ def command(words: Sequence[str] | None = None) -> int:
         flush=True,
     )
     sockets.serve(machine, sock, key, ended, lambda: True)
-    print("hvdlite-aggregator: " + ", ".join(f"{name} {count}" for name, count in sorted(machine.counts.items())))
+    counts = ", ".join(f"{name} {count}" for name, count in sorted(machine.counts.items()))
+    print(f"hvdlite-aggregator: {counts or 'no datagram came'}")
     return 0

@@ -23,7 +23,7 @@ import numpy as np
 
 from .. import _core, config
 from .. import numpy as hvd
-from ..errors import HvdArgumentError, HvdInitError, HvdMismatchError, HvdTimeoutError
+from ..errors import HvdArgumentError, HvdInitError, HvdMismatchError, HvdStateError, HvdTimeoutError
 from ..errors.codes import coded, uncoded
 from ..errors.user_warning import warn
 from ..lifecycle import engine_options, init
@@ -37,9 +37,8 @@ from .worker import Worker, require
 
 _RTO_S = 0.03
 _NONE = "this job has no aggregator: start it with hvdlite-run --aggregators 1, or pass --aggregator HOST:PORT"
-_lock = threading.RLock()
+_busy: set[tuple[int, ...]] = set()  # ranks of process sets whose operation is in the making here
 _connections: dict[tuple[int, ...], _Connection] = {}  # by the ranks of a process set
-_unnamed = 0
 
 
 class _Connection:
@@ -49,6 +48,7 @@ class _Connection:
         self.set, self.n, self.rank = process_set, process_set.size(), process_set.rank()
         self.counts: Counter[str] = Counter()
         self.lost = ""  # why the aggregator is not used any more
+        self._warned = False
         self.ends: dict[int, socket.socket] = {}
         self.server: Server | None = None
         self._thread: threading.Thread | None = None
@@ -94,13 +94,7 @@ class _Connection:
     def _greet(self, place: int, address: str, limit: float) -> tuple[int, ...]:
         what = "server" if place == SERVER else "aggregator"
         self.ends[place] = sock = sockets.connected(*sockets.parsed(address))
-        found = sockets.greet(sock, self.key, self.job, self.n, self.rank, limit, f"rank {hvd.rank()}: the {what}")
-        if not found[1]:
-            raise HvdInitError(
-                f"the aggregator at {address} has no slots left for this job: start another, or one with --kind hashed "
-                "[HVD024]"
-            )
-        return found
+        return sockets.greet(sock, self.key, self.job, self.n, self.rank, limit, f"rank {hvd.rank()}: the {what}")
 
     def _serve(self, window: int, limit: float) -> str:
         """Starts the thread of the server; its address. The switch learns it by a greeting from its socket."""
@@ -116,9 +110,17 @@ class _Connection:
 
     def give_up(self, why: str) -> None:
         """The engine adds from now on, on all ranks."""
-        self.lost = why
+        self.lost = uncoded(why)
         if self.rank == 0:
-            warn(f"the aggregator is gone: {uncoded(why)}; the ranks add the same integers without it [HVD430]")
+            warn(f"the aggregator is gone: {self.lost}; the ranks add the same integers without it [HVD430]")
+
+    def look(self) -> None:
+        """After an operation: a shared switch that is gone changes no result, but all passes the server."""
+        if self.worker.counts["without switch"] and self.rank == 0 and not self._warned:
+            self._warned = True
+            warn(
+                f"the aggregator at {self.address} is silent: the server on rank {hvd.rank()} adds without it [HVD430]"
+            )
 
     def close(self) -> None:
         """No operation is in the making on any rank."""
@@ -154,10 +156,12 @@ def allreduce(
     """Sum or average a vector of all ranks through the aggregator of this job.
 
     All ranks of ``process_set`` must call it with the same shape, dtype and op. Floats travel as 32-bit integers with
-    a power-of-two scale for each 256 of them. So the result has the same bits whatever is lost or late, and the error
-    of a sum is at most ``n**2 * 2**-30`` times the largest value among those 256. Integer sums wrap.
+    a power-of-two scale for each 256 of them. So the result has the same bits whatever is lost or late. The error of a
+    sum is at most ``n**2 * 2**-30`` times the largest value among those 256. Its rounding to float32 is added to that.
+    Integer sums wrap.
 
     If the aggregator ends or is silent for 5 s, the ranks add the same integers by ``hvd.allreduce``, from then on.
+    One thread of a rank may call it at a time for each process set, in the same order on all ranks.
 
     Args:
         array (array): float32 or int32, any shape; of any framework whose tensors NumPy can view.
@@ -174,94 +178,105 @@ def allreduce(
         HvdInitError: the job has no aggregator, or it does not answer.
         HvdMismatchError: shape, dtype or op differ between ranks.
         HvdPeerLostError: a rank was lost.
+        HvdStateError: another thread of this rank is in a call for the same process set.
 
     Example:
         >>> hvd.aggregation.allreduce(np.float32([1.5]) * (hvd.rank() + 1), op=hvd.Sum)  # doctest: +SKIP
         array([4.5], dtype=float32)
         >>> # skipped in tests: this job has no aggregator
     """
-    global _unnamed
     x = np.asarray(array)
-    if name is None:
-        _unnamed, name = _unnamed + 1, f"noname.{_unnamed}"
+    name = "unnamed" if name is None else name  # operations follow each other, so one name is enough
     if op not in (hvd.Average, hvd.Sum) or (op == hvd.Average and x.dtype != np.float32):
         raise HvdArgumentError(f"'{name}': the aggregator has Sum, and Average of float32; use hvd.allreduce [HVD204]")
     vector = require(x, name)
     if process_set.size() == 1:
         return hvd.allreduce(x, op=op, name=f"aggregation.{name}", process_set=process_set)
-    with _lock:
+    ranks = tuple(process_set.ranks)
+    if ranks in _busy:
+        raise HvdStateError(f"'{name}': another thread of this rank is in hvd.aggregation.allreduce [HVD430]")
+    _busy.add(ranks)
+    try:
+        return _reduced(process_set, x, vector, op, name)
+    finally:
+        _busy.discard(ranks)
+
+
+def _reduced(process_set: ProcessSet, x: Any, vector: Any, op: int, name: str) -> Any:
+    ranks, divisor = tuple(process_set.ranks), process_set.size() if op == hvd.Average else 1
+    connection = _connections.get(ranks)
+    if connection is not None:
+        connection.set = process_set  # it may have been removed and added again
+    way = _way(connection, process_set, x, vector, op, name)
+    if connection is None and way == "aggregator":  # all ranks are here
         connection = _connected(process_set)
-        divisor = connection.n if op == hvd.Average else 1
-        way = _way(connection, x, vector, op, name)
+        way = "engine" if connection.lost else way
+    if connection is not None:
         connection.counts[way] += 1
-        if way in ("joined", "not finite"):
-            return hvd.allreduce(x, op=op, name=f"aggregation.{name}", process_set=process_set)
-        result = _by_aggregator(connection, vector, name, divisor) if way == "aggregator" else None
-        if result is None:
-            result = _by_engine(connection, vector, name, divisor)
-        return result.reshape(x.shape)
+    if connection is None or way in ("joined", "not finite"):
+        return hvd.allreduce(x, op=op, name=f"aggregation.{name}", process_set=process_set)
+    result = _by_aggregator(connection, vector, name, divisor) if way == "aggregator" else None
+    if result is None:
+        result = _by_engine(connection, vector, name, divisor)
+    return result.reshape(x.shape)
 
 
-def stats() -> dict[str, Any]:
+def stats(process_set: ProcessSet = global_process_set) -> dict[str, Any]:
     """Return what the aggregator has done for this rank.
 
+    Args:
+        process_set (ProcessSet): the set of the operations. Default: all ranks.
+
     Returns:
-        dict: the ``aggregator``'s address, ``lost`` (why it is not used any more, or ""), the number of ``operations``
-        by each way (aggregator, engine, not finite, joined), the ``window``, ``bytes`` sent, blocks ``resent``, and on
-        the rank with the server what that has added. Empty before the first operation.
+        dict: the ``aggregator``'s address; ``lost``: why it is not used any more, or ``""``; the number of
+        ``operations`` by each way (aggregator, engine, not finite, joined); the ``window``; ``bytes`` sent; blocks
+        ``resent``; ``server``: what it has added, on the rank that has it. Empty before the first operation.
 
     Example:
         >>> hvd.aggregation.stats()
         {}
     """
-    with _lock:
-        for connection in _connections.values():
-            found: dict[str, Any] = {"aggregator": connection.address, "lost": connection.lost}
-            found["operations"] = dict(connection.counts)
-            if connection.ends:
-                found.update(window=connection.worker.cwnd, **connection.worker.counts)
-            return {**found, "server": dict(connection.server.counts)} if connection.server else found
-    return {}
+    connection = _connections.get(tuple(process_set.ranks))
+    if connection is None:
+        return {}
+    found: dict[str, Any] = {"aggregator": connection.address, "lost": connection.lost}
+    found["operations"] = dict(connection.counts)
+    if connection.ends:
+        found.update(window=connection.worker.cwnd, **connection.worker.counts)
+    return {**found, "server": dict(connection.server.counts)} if connection.server else found
 
 
 def _connected(process_set: ProcessSet) -> _Connection:
-    _core.require_job()
-    ranks = tuple(process_set.ranks)
-    if ranks not in _connections:
-        if not _connections:
-            init.closers.append(_close)
-        _connections[ranks] = _Connection(process_set)
-    return _connections[ranks]
+    if not _connections:
+        init.closers.append(_close)
+    return _connections.setdefault(tuple(process_set.ranks), _Connection(process_set))
 
 
 def _close(failed: bool) -> Any:
     """`hvd.shutdown`, before the ranks part."""
-    with _lock:
-        for connection in _connections.values():
-            connection.close()
-        _connections.clear()
+    for connection in _connections.values():
+        connection.close()
+    _connections.clear()
     return lambda: None
 
 
-def _way(connection: _Connection, x: Any, vector: Any, op: int, name: str) -> str:
+def _way(connection: _Connection | None, process_set: ProcessSet, x: Any, vector: Any, op: int, name: str) -> str:
     """How all ranks do this operation. Raises HvdMismatchError on all of them."""
     form = f"shape {x.shape}, {x.dtype}, {'Average' if op == hvd.Average else 'Sum'}"
     mark = zlib.crc32(form.encode()) & 0xFFFFFF
     finite = vector.dtype != np.float32 or bool(np.isfinite(vector).all())
-    mine = np.array([1, not finite, bool(connection.lost), mark, mark * mark], np.int64)
+    is_lost = connection is not None and bool(connection.lost)
+    mine = np.array([1, not finite, is_lost, mark, mark * mark], np.int64)
     label = f"aggregation.{name}.begin"
-    n, infinite, lost, once, twice = hvd.allreduce(mine, op=hvd.Sum, name=label, process_set=connection.set).tolist()
+    n, infinite, lost, once, twice = hvd.allreduce(mine, op=hvd.Sum, name=label, process_set=process_set).tolist()
     if n * twice != once * once:  # equal only where all marks are (Cauchy and Schwarz)
-        forms = hvd.allgather_object(form, f"{label}.forms", connection.set)
+        forms = hvd.allgather_object(form, f"{label}.forms", process_set)
         other = next(rank for rank, each in enumerate(forms) if each != forms[0])
-        ranks = connection.set.ranks
-        raise HvdMismatchError(
-            f"'{name}': rank {ranks[0]} has {forms[0]}, rank {ranks[other]} has {forms[other]}; pass the same on all "
-            "ranks [HVD301]"
-        )
-    if lost and not connection.lost:
+        first, second = (f"rank {process_set.ranks[rank]} has {forms[rank]}" for rank in (0, other))
+        raise HvdMismatchError(f"'{name}': {first}, {second}; pass the same on all ranks [HVD301]")
+    if lost and connection is not None and not connection.lost:
         connection.give_up("another rank does not use it any more")
-    return "joined" if n < connection.n else "not finite" if infinite else "engine" if lost else "aggregator"
+    return "joined" if n < process_set.size() else "not finite" if infinite else "engine" if lost else "aggregator"
 
 
 def _by_aggregator(connection: _Connection, vector: Any, name: str, divisor: int) -> Any:
@@ -277,6 +292,7 @@ def _by_aggregator(connection: _Connection, vector: Any, name: str, divisor: int
         raise
     label = f"aggregation.{name}.end"
     if hvd.allreduce(np.array([not problem]), op=hvd.Min, name=label, process_set=connection.set)[0]:
+        connection.look()
         return worker.result
     problems = hvd.allgather_object(problem, f"{label}.problems", connection.set)
     connection.give_up(next(each for each in problems if each))

@@ -1,7 +1,8 @@
 """Who adds what a shared switch did not: ATP's server, the authority for the sums of one job. Pure.
 
 A mask of ranks for each open block. Disjoint masks are added, overlapping ones are dropped: the ranks repeat singly
-until they are answered, so nothing is lost, and no rank is added twice. It keeps the last sums for ranks that ask again.
+until they are answered, so nothing is lost, and no rank is added twice. The last sums are kept for ranks that ask
+again.
 """
 
 from __future__ import annotations
@@ -34,16 +35,36 @@ class Server:
         self.most = 0  # blocks in memory at once
 
     def admit(self, job: int) -> bool:
-        """It has the key."""
+        """Admit a job: it has the key.
+
+        Args:
+            job (int): the number of the job.
+
+        Returns:
+            bool: ``True``.
+        """
         return True
 
     def forget(self, job: int) -> None:
-        """It has ended."""
+        """Free the memory of a job that has ended.
+
+        Args:
+            job (int): the number of the job.
+        """
         self.done.pop(job, None)
         self.open = {at: cell for at, cell in self.open.items() if at[0] != job}
 
     def on_packet(self, p: Packet, now: float, congested: bool = False) -> Out:
-        """The answers to one datagram, of a rank or of the switch."""
+        """Return the answers to one datagram, of a rank or of the switch.
+
+        Args:
+            p (Packet): the datagram.
+            now (float): seconds of any clock.
+            congested (bool): not used.
+
+        Returns:
+            list: (where to, datagram) of each answer.
+        """
         if p.kind != UPDATE:
             self.counts["refused"] += 1
             return []

@@ -1,7 +1,8 @@
 """A network that loses, repeats and delays datagrams, from a seed, around the same machines that sockets drive.
 
 One queue stands before each of switch and server: it marks what waits behind `mark_at` datagrams and drops what waits
-behind `drop_at`. Time is simulated, so a run of seconds takes what its datagrams cost in Python.
+behind `drop_at`. Time is simulated, so a run of seconds takes what its datagrams cost in Python. Events of one time
+happen in the order of their making, so a seed gives the same run everywhere.
 """
 
 from __future__ import annotations
@@ -54,7 +55,13 @@ class Network:
         self.counts: Counter[str] = Counter()
 
     def put(self, to: Any, p: Packet | None, at: float) -> None:
-        """An event: a datagram arrives; without one, a job begins."""
+        """Add an event: a datagram arrives, or a job begins.
+
+        Args:
+            to (int or tuple): where it arrives: the switch, the server, or (job, rank). A job that begins: its number.
+            p (Packet, optional): the datagram. ``None``: a job begins.
+            at (float): the time, in seconds.
+        """
         self._number += 1
         heapq.heappush(self._events, (at, self._number, to, p))
 
@@ -68,7 +75,11 @@ class Network:
             self.put(to, p, max(self.now, after) + self.delay + self.random.random() * self.jitter + late)
 
     def flush(self, worker: Worker) -> None:
-        """What it has to send is on its way."""
+        """Put on the way what a worker has to send.
+
+        Args:
+            worker (Worker): one of this network.
+        """
         for to, p in worker.out:
             self._send(to, p)
         worker.out.clear()
@@ -82,11 +93,22 @@ class Network:
                 self._send(at, p, self._free[place])
 
     def timer(self) -> float:
-        """When the first timer of a worker is due."""
+        """Return when the first timer of a worker is due.
+
+        Returns:
+            float: the time in seconds; infinity without a timer.
+        """
         return min((worker.due for worker in self.workers.values()), default=_NEVER)
 
     def step(self, begin: Any = None) -> bool:
-        """One event; begin(job): for a job's. False when there is none."""
+        """Simulate one event.
+
+        Args:
+            begin (callable, optional): called with the number of a job that begins.
+
+        Returns:
+            bool: ``False`` if there is no event.
+        """
         timer = self.timer()
         if not self._events and timer == _NEVER:
             return False

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import hmac
 import ipaddress
+import math
 import os
 import select
 import socket
@@ -19,6 +20,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from .. import config
 from ..errors import HvdInitError, HvdTimeoutError
 from ..security import job_secret
 from .packet import BYE, HELLO, UPDATE, WELCOME, Packet, control, unpack
@@ -27,7 +29,8 @@ from .switch import ALL, SERVER, Hashed, Pool
 from .worker import Worker
 
 JOBS_MAX = 256
-_IDLE_S = 60.0  # without a datagram, after which another job may have the place of one
+IDLE_S = 60.0  # without a datagram, after which another job may have the place of one
+_LEAVING_S = 5.0  # the same, from the first rank that has left: then no operation can begin any more
 _MARK_AT = 32  # datagrams that wait at once
 _LOOK_S = 0.1
 _GREETING_S = (0.02, 0.5)  # between greetings, at first and at most
@@ -92,6 +95,14 @@ def send(sock: socket.socket, data: bytes, to: Address | None = None) -> None:
         pass
 
 
+def _ready(*sources: Any, seconds: float = -1.0) -> list[Any]:
+    """Those that are readable; select() knows no descriptor above 1023."""
+    poll, by_number = select.poll(), {source.fileno(): source for source in sources}
+    for number in by_number:
+        poll.register(number, select.POLLIN)
+    return [by_number[number] for number, _ in poll.poll(None if seconds < 0 else math.ceil(1000 * seconds))]
+
+
 def _received(sock: socket.socket) -> Iterator[tuple[bytes, Address]]:
     """What has come, at most as much as a loop should take before it looks at other things."""
     for _ in range(256):
@@ -107,7 +118,8 @@ class Jobs:
     def __init__(self, machine: Pool | Hashed | Server, capacity: int) -> None:
         self._machine, self._capacity = machine, capacity
         self._ranks: dict[int, dict[int, Address]] = {}
-        self._active: dict[int, float] = {}
+        self._idle_at: dict[int, float] = {}  # when another job may have its place
+        self._leaving: set[int] = set()
 
     def greeted(self, p: Packet, sender: Address, now: float) -> Packet | None:
         """The answer to a greeting; None: it is a copy from elsewhere. Without slots: there is no place."""
@@ -116,30 +128,41 @@ class Jobs:
         if p.job not in self._ranks and not self._place_for(p.job, now):
             return control(WELCOME, p.job, p.n, p.rank, [self._machine.hashed, 0, 0])
         self._ranks.setdefault(p.job, {})[p.rank] = sender
-        self._active[p.job] = now
+        self._idle_at[p.job] = now + IDLE_S
         slots = getattr(self._machine, "slots", 1)
         return control(WELCOME, p.job, p.n, p.rank, [self._machine.hashed, slots, self._capacity])
 
     def _place_for(self, job: int, now: float) -> bool:
-        idle = min(self._active, key=lambda each: self._active[each], default=job)
-        for _ in range(2):
-            if len(self._ranks) < JOBS_MAX and self._machine.admit(job):
-                return True
-            if idle != job and now - self._active.get(idle, now) > _IDLE_S:
-                self.forget(idle)
-        return False
+        if len(self._ranks) < JOBS_MAX and self._machine.admit(job):
+            return True
+        idle = min(self._idle_at, key=lambda each: self._idle_at[each])
+        if self._idle_at[idle] > now:
+            return False
+        self.forget(idle)
+        return self._machine.admit(job)
+
+    def left(self, p: Packet, now: float) -> None:
+        """One rank has. The others may still wait for the answers of the last operation, or are gone without a BYE."""
+        ranks = self._ranks.get(p.job, {})
+        ranks.pop(p.rank, None)
+        if not set(ranks) - {-1}:
+            self.forget(p.job)
+        elif p.job not in self._leaving:
+            self._leaving.add(p.job)
+            self._idle_at[p.job] = now + _LEAVING_S
 
     def forget(self, job: int) -> None:
-        """It has left."""
+        """It is over."""
         self._machine.forget(job)
         self._ranks.pop(job, None)
-        self._active.pop(job, None)
+        self._idle_at.pop(job, None)
+        self._leaving.discard(job)
 
     def active(self, job: int, now: float) -> bool:
         """Whether the job has greeted; it has sent something."""
-        if job in self._active:
-            self._active[job] = now
-        return job in self._active
+        if job in self._idle_at and job not in self._leaving:
+            self._idle_at[job] = now + IDLE_S
+        return job in self._idle_at
 
     def to(self, p: Packet, where: int) -> list[Address]:
         """The addresses that a datagram goes to."""
@@ -156,8 +179,7 @@ def serve(
     """Answer datagrams until `ended()`, which is asked when `source` is readable."""
     jobs = Jobs(machine, sock.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF) // _DATAGRAM)
     while True:
-        readable, _, _ = select.select([sock, source], [], [])
-        if source in readable and ended():
+        if source in _ready(sock, source) and ended():
             return
         for waiting, (data, sender) in enumerate(_received(sock)):
             p, now = unpack(data, key), time.monotonic()
@@ -168,7 +190,7 @@ def serve(
                 if answer is not None:
                     send(sock, answer.pack(key), sender)
             elif p.kind == BYE:
-                jobs.forget(p.job)
+                jobs.left(p, now)
             elif p.kind == UPDATE and jobs.active(p.job, now):
                 for where, q in machine.on_packet(p, now, waiting >= _MARK_AT):
                     packed = q.pack(key)
@@ -179,21 +201,29 @@ def serve(
 def greet(
     sock: socket.socket, key: bytes, job: int, n: int, rank: int, limit: float, what: str, to: Address | None = None
 ) -> tuple[int, ...]:
-    """Until it is answered: (hashed, slots, capacity) of the aggregator. rank -1: of the job's server, whose socket is
-    not connected. limit: seconds; what: for the error, "rank 0: the aggregator". Raises HvdInitError."""
+    """Until there is an answer and a place: (hashed, slots, capacity) of the aggregator. rank -1: of the job's server,
+    whose socket is not connected. limit: seconds; what: for the error, "rank 0: the aggregator". Raises
+    HvdInitError."""
     hello = control(HELLO, job, n, rank, _numbers(sock.getsockname())).pack(key)
-    until, pause = time.monotonic() + limit, _GREETING_S[0]
+    until, pause, full = time.monotonic() + limit, _GREETING_S[0], False
     while time.monotonic() < until:
         with contextlib.suppress(ConnectionRefusedError):  # it may be starting yet
             send(sock, hello, to)
-            select.select([sock], [], [], pause)
+            _ready(sock, seconds=pause)
             for data, _ in _received(sock):
                 p = unpack(data, key)
                 if p is not None and p.kind == WELCOME and p.job == job and len(p.numbers) == 3:
-                    return tuple(p.numbers.tolist())
+                    full = not p.numbers[1]
+                    if not full:
+                        return tuple(p.numbers.tolist())
         time.sleep(min(pause, 0.05))
         pause = min(1.5 * pause, _GREETING_S[1])
     host, port = (to or sock.getpeername())[:2]
+    if full:
+        raise HvdInitError(
+            f"{what} at {host}:{port} had no slots left for {limit:g} s: start another, or one with --kind hashed "
+            f"(slots of a killed job become free after {IDLE_S:g} s) [HVD024]"
+        )
     raise HvdInitError(
         f"{what} at {host}:{port} has not answered for {limit:g} s: is it running, has it this job's key "
         "(--aggregator-key), and may UDP pass? [HVD024]"
@@ -210,8 +240,7 @@ def complete(worker: Worker, ends: dict[int, socket.socket], key: bytes, failed:
         if worker.result is not None:
             return
         now = time.monotonic()
-        readable, _, _ = select.select(list(places), [], [], max(0.0, min(worker.due, look) - now))
-        for sock in readable:
+        for sock in _ready(*places, seconds=max(0.0, min(worker.due, look) - now)):
             try:
                 for data, _ in _received(sock):
                     p = unpack(data, key)
@@ -246,7 +275,7 @@ def _sent(worker: Worker, ends: dict[int, socket.socket], key: bytes) -> list[in
 
 def key_of_user(path: str | None) -> bytes:
     """The key in a file; None: that of this user, which is made if there is none. Raises SecretError, a ValueError."""
-    return job_secret.of_user(os.environ, one_host=True) if path is None else job_secret.of_file(path)
+    return job_secret.of_user(config.environ(), one_host=True) if path is None else job_secret.of_file(path)
 
 
 def secret(master: bytes) -> bytes:

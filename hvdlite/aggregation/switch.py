@@ -85,7 +85,14 @@ class Pool:
         self.counts: Counter[str] = Counter()
 
     def admit(self, job: int) -> bool:
-        """Whether the job has slots, or gets them now."""
+        """Give the job slots, if it has none yet.
+
+        Args:
+            job (int): the number of the job.
+
+        Returns:
+            bool: whether it has slots.
+        """
         if job not in self.cells:
             if len(self.cells) >= self.jobs:
                 return False
@@ -93,11 +100,24 @@ class Pool:
         return True
 
     def forget(self, job: int) -> None:
-        """It has ended: others may have its slots."""
+        """Give the slots of a job that has ended to others.
+
+        Args:
+            job (int): the number of the job.
+        """
         self.cells.pop(job, None)
 
     def on_packet(self, p: Packet, now: float, congested: bool = False) -> Out:
-        """The answers to one datagram."""
+        """Return the answers to one datagram.
+
+        Args:
+            p (Packet): the datagram.
+            now (float): seconds of any clock.
+            congested (bool): not used.
+
+        Returns:
+            list: (where to, datagram) of each answer.
+        """
         if p.kind != UPDATE or not self.admit(p.job):
             self.counts["refused"] += 1
             return []
@@ -144,20 +164,48 @@ class Hashed:
         self.counts: Counter[str] = Counter()
 
     def admit(self, job: int) -> bool:
-        """All jobs share."""
+        """Admit a job: all jobs share the slots.
+
+        Args:
+            job (int): the number of the job.
+
+        Returns:
+            bool: ``True``.
+        """
         return True
 
     def forget(self, job: int) -> None:
-        """Its slots become free by age."""
+        """Do nothing: the slots of a job that has ended become free by age.
+
+        Args:
+            job (int): the number of the job.
+        """
 
     def place(self, job: int, seq: int) -> int:
-        """The slot of a block."""
+        """Return the slot of a block.
+
+        Args:
+            job (int): the number of the job.
+            seq (int): the number of the block.
+
+        Returns:
+            int: the number of the slot.
+        """
         x = (job * 0x9E3779B1 ^ seq * 0x85EBCA6B) & 0xFFFFFFFF
         x ^= x >> 15
         return (x * 0xC2B2AE35 & 0xFFFFFFFF) % len(self.cells)
 
     def on_packet(self, p: Packet, now: float, congested: bool = False) -> Out:
-        """The answers to one datagram. congested: many wait behind it, so it is marked."""
+        """Return the answers to one datagram.
+
+        Args:
+            p (Packet): the datagram.
+            now (float): seconds of any clock.
+            congested (bool): many datagrams wait behind it, so it is marked.
+
+        Returns:
+            list: (where to, datagram) of each answer.
+        """
         if p.kind != UPDATE:
             self.counts["refused"] += 1
             return []

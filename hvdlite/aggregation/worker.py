@@ -75,7 +75,17 @@ class Worker:
         self.name = ""
 
     def begin(self, x: Vector, now: float, name: str = "", divisor: int = 1) -> None:
-        """Start to sum a vector of float32 or int32, which must not change meanwhile. divisor: of sums of floats."""
+        """Start to sum a vector.
+
+        Args:
+            x (array): float32 or int32. It must not change until the result is there.
+            now (float): seconds of any clock.
+            name (str): name of the operation, for messages.
+            divisor (int): of sums of floats. Default: 1.
+
+        Raises:
+            HvdArgumentError: another dtype, or the previous operation is not complete.
+        """
         if self.waiting or self.next != self.end:
             raise HvdArgumentError(f"'{name}': '{self.name}' is not complete yet [HVD430]")
         self.name, self.divisor, self.floats = name, divisor, x.dtype == np.float32
@@ -122,7 +132,15 @@ class Worker:
             self.next += 1
 
     def on_packet(self, p: Packet, now: float) -> None:
-        """An answer. Raises HvdNotFiniteError on every rank where one gave NaN or infinities."""
+        """Take an answer.
+
+        Args:
+            p (Packet): the datagram.
+            now (float): seconds of the same clock.
+
+        Raises:
+            HvdNotFiniteError: a rank gave NaN or infinities. It is raised on all ranks.
+        """
         if p.kind != RESULT or p.job != self.job or p.seq not in self.waiting or p.bits != (1 << self.n) - 1:
             self.counts["ignored"] += 1
             return
@@ -152,7 +170,7 @@ class Worker:
             self.result = self._sums
 
     def give_up(self) -> None:
-        """The operation has no result. The next one begins at the same block on all ranks."""
+        """End the operation without a result. The next one begins at the same block on all ranks."""
         self.waiting.clear()
         self.out.clear()
         self.next = self.end
@@ -176,7 +194,14 @@ class Worker:
             self.trace.append((now, self.cwnd))
 
     def on_timer(self, now: float) -> None:
-        """Repeats what is due. Raises HvdTimeoutError where a block has had no answer for `patience`."""
+        """Repeat what is due.
+
+        Args:
+            now (float): seconds of the same clock.
+
+        Raises:
+            HvdTimeoutError: a block has had no answer for ``patience`` seconds.
+        """
         for seq, sent in list(self.waiting.items()):
             if now < self._due(sent):
                 continue
@@ -199,7 +224,11 @@ class Worker:
         self._send_more(now)
 
     def without_switch(self, now: float) -> None:
-        """It is silent, or its port is closed: to the server at once, for a while."""
+        """Send to the server at once, for 5 s: the switch is silent, or its port is closed.
+
+        Args:
+            now (float): seconds of the same clock.
+        """
         if now < self._direct_until:
             return
         self._direct_until, self._in_a_row = now + _WITHOUT_S, 0
