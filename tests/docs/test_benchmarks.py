@@ -125,6 +125,16 @@ def test_the_layout_that_is_chosen_is_measured_beside_the_others():
     assert re.search(r"^[01] of 1 within 5 %, largest ratio \d\.\d{3}$", done.stdout, re.MULTILINE), done.stdout
 
 
+@pytest.mark.skipif(not EVERYTHING, reason="tests/run everything")
+def test_an_aggregator_is_shared_by_two_jobs_and_killed():
+    """How fairly it is shared in 5 s is printed and judged by eyes: the exit status says that too."""
+    sums = {("--minute", "5"): r"pool \| [03] \|.* 0 \| \w{12}", ("--kill", "1"): r"pool \| 1 \| [01] \| 0 \|"}
+    for words, row in sums.items():
+        words = [sys.executable, BENCHMARKS / "aggregator.py", "--kind", "pool", *words]
+        done = subprocess.run(words, capture_output=True, text=True, timeout=SECONDS)
+        assert len(re.findall(row, done.stdout)) == (2 if "--minute" in words else 1), done.stdout + done.stderr
+
+
 def test_tcp_between_hosts_is_measured_beside_a_raw_stream():
     words = [sys.executable, str(BENCHMARKS / "wire.py"), "--patience", "tiny", "--settings", "1gbit+4ms"]
     words += ["--slots", "1,1", "--libraries", "raw,hvdlite"]

@@ -179,3 +179,18 @@ def test_a_pipeline_has_the_stages_that_its_memory_needs(ranks):
     stages = {0: "1 stage x 1 copy", 2: "2 stages x 1 copy"}.get(ranks, "stages x")
     assert code == 0 and stages in output and accuracies(output)[-1] >= 90.0, output
     assert numbers(output, "loss")[-1] < 0.5 and output.count("is process") == max(ranks, 1), output
+
+
+@pytest.mark.parametrize("kind", ["pool", *everything("hashed")])
+def test_digits_are_learnt_through_an_aggregator(kind):
+    pytest.importorskip("sklearn")
+    flags = ("--aggregators", 1, "--aggregator-kind", kind)
+    code, output = run(2, "29_aggregator.py", flags=flags)
+    assert code == 0 and accuracies(output)[-1] >= 90.0, output
+    assert output.count("'lost': '', 'operations': {'aggregator': 150}") == 1, output
+
+
+def test_an_example_without_its_aggregator_says_how_to_start_one():
+    pytest.importorskip("sklearn")
+    code, output = run(2, "29_aggregator.py")
+    assert code == 1 and "start it with hvdlite-run --aggregators 1" in output, output
