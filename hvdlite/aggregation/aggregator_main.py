@@ -9,6 +9,7 @@ SIGINT, SIGTERM and SIGHUP are ignored under hvdlite-run, as by parameter server
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import signal
 import socket
@@ -77,5 +78,6 @@ def command(words: Sequence[str] | None = None) -> int:
     )
     sockets.serve(machine, sock, key, ended, lambda: True)
     counts = ", ".join(f"{name} {count}" for name, count in sorted(machine.counts.items()))
-    print(f"hvdlite-aggregator: {counts or 'no datagram came'}")
+    with contextlib.suppress(BrokenPipeError):
+        print(f"hvdlite-aggregator: {counts or 'no datagram came'}", flush=True)
     return 0

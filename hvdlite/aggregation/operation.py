@@ -50,6 +50,7 @@ class _Connection:
         self.counts: Counter[str] = Counter()
         self.lost = ""  # why the aggregator is not used any more
         self._warned = False
+        self.unfinished: tuple[Any, str, int] | None = None  # an operation that an exception has interrupted here
         self.ends: dict[int, socket.socket] = {}
         self.worker: Worker | None = None
         self.server: Server | None = None
@@ -232,6 +233,9 @@ def _reduced(process_set: ProcessSet, x: Any, vector: Any, op: int, name: str) -
     connection = _connections.get(ranks)
     if connection is not None:
         connection.set = process_set  # it may have been removed and added again
+        if connection.unfinished is not None:  # others wait for the end of that one
+            unfinished, connection.unfinished = connection.unfinished, None
+            _settled(connection, *unfinished, connection.lost)
     way = _way(connection, process_set, x, vector, op, name)
     if connection is None and way == "aggregator":  # all ranks are here
         connection = _connected(process_set)
@@ -240,10 +244,8 @@ def _reduced(process_set: ProcessSet, x: Any, vector: Any, op: int, name: str) -
         connection.counts[way] += 1
     if connection is None or way in ("joined", "not finite"):
         return hvd.allreduce(x, op=op, name=f"aggregation.{name}", process_set=process_set)
-    result = _by_aggregator(connection, vector, name, divisor) if way == "aggregator" else None
-    if result is None:
-        result = _by_engine(connection, vector, name, divisor)
-    return result.reshape(x.shape)
+    add = _by_aggregator if way == "aggregator" else _by_engine
+    return add(connection, vector, name, divisor).reshape(x.shape)
 
 
 def stats(process_set: ProcessSet = global_process_set) -> dict[str, Any]:
@@ -305,7 +307,6 @@ def _way(connection: _Connection | None, process_set: ProcessSet, x: Any, vector
 
 
 def _by_aggregator(connection: _Connection, vector: Any, name: str, divisor: int) -> Any:
-    """The result, or None on all ranks where one has none."""
     worker, problem = connection.worker, ""
     assert worker is not None
     try:
@@ -313,17 +314,24 @@ def _by_aggregator(connection: _Connection, vector: Any, name: str, divisor: int
         sockets.complete(worker, connection.ends, connection.key, lambda: _core.failure_of_job() is not None)
     except HvdTimeoutError as error:
         problem = str(error)
-    except BaseException:  # an interrupt: its state is not that of the others any more
+    except BaseException:  # its worker is not where those of the others are any more
         connection.lost = f"'{name}' was interrupted on rank {hvd.rank()}"
+        connection.unfinished = vector.copy(), name, divisor
         raise
+    return _settled(connection, vector, name, divisor, problem)
+
+
+def _settled(connection: _Connection, vector: Any, name: str, divisor: int, problem: str) -> Any:
+    """The result, once all ranks have theirs. Where one has none, the engine adds the same, and from then on."""
     label = f"aggregation.{name}.end"
     if hvd.allreduce(np.array([not problem]), op=hvd.Min, name=label, process_set=connection.set)[0]:
         connection.look()
-        return worker.result
+        assert connection.worker is not None
+        return connection.worker.result
     problems = hvd.allgather_object(problem, f"{label}.problems", connection.set)
     connection.give_up(next(each for each in problems if each))
-    connection.counts["engine"] += 1
-    return None
+    connection.counts.update(aggregator=-1, engine=1)
+    return _by_engine(connection, vector, name, divisor)
 
 
 def _by_engine(connection: _Connection, vector: Any, name: str, divisor: int) -> Any:

@@ -9,6 +9,7 @@ What has no valid MAC, or is of a job that has not greeted, is dropped. Memory i
 
 from __future__ import annotations
 
+import collections
 import hmac
 import ipaddress
 import math
@@ -119,10 +120,13 @@ class Jobs:
         self._ranks: dict[int, dict[int, Address]] = {}
         self._idle_at: dict[int, float] = {}  # when another job may have its place
         self._leaving: set[int] = set()
+        self._over: collections.deque[int] = collections.deque(
+            maxlen=4096
+        )  # a copy of a greeting revives none of these
 
     def greeted(self, p: Packet, sender: Address, now: float) -> Packet | None:
         """The answer to a greeting; None: it is a copy from elsewhere. Without slots: there is no place."""
-        if p.numbers.tolist() != _numbers(sender):
+        if p.numbers.tolist() != _numbers(sender) or p.job in self._over:
             return None
         if p.job not in self._ranks and not self._place_for(p.job, now):
             return control(WELCOME, p.job, p.n, p.rank, [self._machine.hashed, 0, 0])
@@ -156,12 +160,14 @@ class Jobs:
         self._ranks.pop(job, None)
         self._idle_at.pop(job, None)
         self._leaving.discard(job)
+        self._over.append(job)
 
-    def active(self, job: int, now: float) -> bool:
-        """Whether the job has greeted; it has sent something."""
-        if job in self._idle_at and job not in self._leaving:
-            self._idle_at[job] = now + IDLE_S
-        return job in self._idle_at
+    def active(self, p: Packet, sender: Address, now: float) -> bool:
+        """Whether one of its ranks has sent this block, and so is active. A server gets blocks of the switch, too."""
+        own = self._ranks.get(p.job, {}).get(p.rank) == sender
+        if own and p.job not in self._leaving:
+            self._idle_at[p.job] = now + IDLE_S
+        return own or (isinstance(self._machine, Server) and p.job in self._ranks)
 
     def to(self, p: Packet, where: int) -> list[Address]:
         """The addresses that a datagram goes to."""
@@ -190,7 +196,7 @@ def serve(
                     send(sock, answer.pack(key), sender)
             elif p.kind == BYE:
                 jobs.left(p, now)
-            elif p.kind == UPDATE and jobs.active(p.job, now):
+            elif p.kind == UPDATE and jobs.active(p, sender, now):
                 for where, q in machine.on_packet(p, now, waiting >= _MARK_AT):
                     packed = q.pack(key)
                     for to in jobs.to(q, where):

@@ -27,6 +27,7 @@ Vector = NDArray[Any]  # of float32 or int32
 _DOUBLINGS = 5  # of the timeout, at most
 _WITHOUT_S = 5.0  # without the switch, once it is silent
 _FIRST_WINDOW = 4.0
+_OVERTAKEN = 3
 
 
 class _Sent:
@@ -35,6 +36,7 @@ class _Sent:
     def __init__(self, now: float, direct: bool) -> None:
         self.first = self.at = now
         self.tries, self.direct = 1, direct
+        self.overtaken = 0  # by answers of later blocks
 
 
 class Worker:
@@ -67,7 +69,7 @@ class Worker:
         self.out: list[tuple[int, Packet]] = []
         self.cwnd, self._recover = (min(float(window), _FIRST_WINDOW) if hashed else float(window)), -1
         self._rto, self._least, self._smooth, self._spread = rto, rto / 4, -1.0, 0.0
-        self._direct_until, self._in_a_row = -1.0, 0
+        self._direct_until, self._in_a_row, self._counted = -1.0, 0, -1.0
         self.counts: Counter[str] = Counter()
         self.trace: list[tuple[float, float]] = []  # of the window, where it is a list that somebody reads
         self.traced = False
@@ -165,6 +167,8 @@ class Worker:
             raise HvdNotFiniteError(f"'{self.name}': a rank gave NaN or infinities, which have no fixed point [HVD430]")
         if self.hashed:
             self._control(p, now)
+            if sent.tries == 1:
+                self._overtaken(p.seq, now)
         self._send_more(now)
         if not self.waiting and self.next == self.end:
             self.result = self._sums
@@ -182,6 +186,14 @@ class Worker:
             self._spread += (abs(took - self._smooth) - self._spread) / 4
             self._smooth += (took - self._smooth) / 8
         self._rto = max(self._least, self._smooth + 4 * self._spread)
+
+    def _overtaken(self, seq: int, now: float) -> None:
+        """Blocks before one that has its answer: after three of those one was lost, or is in parts, as ATP has it."""
+        for other, sent in list(self.waiting.items()):
+            if other < seq and sent.tries == 1:
+                sent.overtaken += 1
+                if sent.overtaken == _OVERTAKEN:
+                    self._repeat(other, sent, now)
 
     def _control(self, p: Packet, now: float) -> None:
         """Half at a mark, once in a window; else one block more for a window of answers."""
@@ -209,20 +221,23 @@ class Worker:
                 which = f"block {seq - self.first} of '{self.name}' {sent.tries} times in {now - sent.first:.1f} s"
                 other = "server" if self.hashed else "aggregator"
                 raise HvdTimeoutError(
-                    f"rank {self.rank} has sent {which} without an answer: the {other} or a rank has ended or is stopped "
-                    "[HVD430]"
+                    f"rank {self.rank} has sent {which} without an answer: the {other} or a rank has ended or is "
+                    "stopped [HVD430]"
                 )
-            sent.at, sent.tries = now, sent.tries + 1
-            self.counts["resent"] += 1
-            if not self.hashed:
-                self._send(seq, 0, direct=False)
-                continue
-            self._send(seq, RESEND, direct=sent.tries > 2)  # first by the switch, which then gives up what it has of it
-            if sent.tries == 3:
-                self._in_a_row += 1
-                if self._in_a_row >= 3:  # nothing comes by the switch any more
-                    self.without_switch(now)
+            self._repeat(seq, sent, now)
         self._send_more(now)
+
+    def _repeat(self, seq: int, sent: _Sent, now: float) -> None:
+        sent.at, sent.tries = now, sent.tries + 1
+        self.counts["resent"] += 1
+        if not self.hashed:
+            self._send(seq, 0, direct=False)
+            return
+        self._send(seq, RESEND, direct=sent.tries > 2)  # first by the switch, which then gives up what it has of it
+        if sent.tries == 3 and sent.first > self._counted:  # once for each window: a rank that pauses delays all of it
+            self._in_a_row, self._counted = self._in_a_row + 1, now
+            if self._in_a_row >= 3:  # nothing comes by the switch any more
+                self.without_switch(now)
 
     def without_switch(self, now: float) -> None:
         """Send to the server at once, for 5 s: the switch is silent, or its port is closed.

@@ -256,10 +256,13 @@ def test_a_job_that_is_silent_gives_its_place_to_another(monkeypatch):
     assert jobs.greeted(hello, ("127.0.0.2", 9), 0.0) is None  # a copy from elsewhere
     assert jobs.greeted(hello._replace(job=2), sender, 59.0).numbers.tolist() == [0, 0, 0]
     assert jobs.greeted(hello._replace(job=2), sender, 61.0).numbers.tolist() == [0, 4, 100]
-    assert not jobs.active(1, 62.0) and jobs.active(2, 62.0)
+    block = packet.control(packet.UPDATE, 2, 2, 0)
+    assert not jobs.active(block._replace(job=1), sender, 62.0) and jobs.active(block, sender, 62.0)
+    assert not jobs.active(block, ("127.0.0.1", 10), 62.0)  # another's copy
+    assert jobs.greeted(hello, sender, 62.0) is None  # a copy of the greeting of a job that is over
     assert jobs.greeted(hello._replace(job=2, bits=2), sender, 62.0) is not None
     jobs.left(packet.control(packet.BYE, 2, 2, 0), 63.0)  # the other rank was killed
-    assert jobs.active(2, 67.0) and jobs.greeted(hello._replace(job=3), sender, 67.0).numbers[1] == 0
+    assert jobs.greeted(hello._replace(job=3), sender, 67.0).numbers[1] == 0
     assert jobs.greeted(hello._replace(job=3), sender, 69.0).numbers[1] == 4
 
 
