@@ -21,7 +21,7 @@ from ranks import EVERYTHING, as_ranks, everything
 
 import hvdlite.numpy as hvd
 from hvdlite.aggregation import Pool, operation, packet, sockets
-from hvdlite.errors import HvdArgumentError, HvdInitError, HvdMismatchError
+from hvdlite.errors import HvdArgumentError, HvdInitError, HvdMismatchError, HvdStateError
 
 KEY = "6b" * 32
 COMMAND = "import sys; from hvdlite.aggregation.aggregator_main import command; sys.exit(command())"
@@ -160,6 +160,30 @@ def test_an_aggregator_killed_in_an_operation_changes_no_bit(kind, tmp_path):
                 assert "its port is closed" in stats["lost"] and stats["operations"]["engine"] > 0
             else:
                 assert not stats["lost"] and "engine" not in stats["operations"] and stats["without switch"] > 0
+
+
+@as_ranks(2)
+def test_an_interrupted_operation_ends_on_the_others_with_the_next_call(tmp_path, monkeypatch):
+    with aggregator(tmp_path):
+        x, complete = vector(2000), sockets.complete
+        want = expected(x).tobytes()
+
+        def interrupted(*words):
+            complete(*words)
+            with pytest.raises(HvdStateError, match="another thread of this rank"):
+                hvd.aggregation.allreduce(x)
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch:
+            if hvd.rank() == 1:
+                patch.setattr(sockets, "complete", interrupted)
+                with pytest.raises(KeyboardInterrupt):
+                    hvd.aggregation.allreduce(x)
+            else:
+                assert hvd.aggregation.allreduce(x).tobytes() == want
+        assert hvd.aggregation.allreduce(x).tobytes() == want
+        stats = hvd.aggregation.stats()
+        assert stats["lost"] == "'unnamed' was interrupted on rank 1" and stats["operations"]["engine"] == 2
 
 
 @as_ranks(2)

@@ -170,6 +170,16 @@ def test_a_switch_that_dies_changes_no_bit_where_there_is_a_server():
         run(Network(ranks, Pool(8), dies=0.001), vectors(2, 100_000))
 
 
+def test_a_rank_that_pauses_is_no_dead_switch():
+    """All blocks of a window are late together: that counts once."""
+    worker = Worker(0, 0, 2, 8, hashed=True, rto=0.01)
+    worker.begin(np.zeros(5000, np.int32), 0.0)
+    for now in np.arange(0.0, 0.05, 0.001):
+        worker.on_timer(now)
+    assert {sent.tries for sent in worker.waiting.values()} == {3} and len(worker.waiting) == 4
+    assert not worker.counts["without switch"]
+
+
 def test_what_cannot_be_added_is_refused_on_every_rank():
     with pytest.raises(HvdArgumentError, match="'w': the aggregator adds float32 and int32, not float64"):
         Worker(0, 0, 2, 8).begin(np.zeros(3), 0.0, "w")
