@@ -104,11 +104,14 @@ def _ready(*sources: Any, seconds: float = -1.0) -> list[Any]:
 
 
 def _received(sock: socket.socket) -> Iterator[tuple[bytes, Address]]:
-    """What has come, at most as much as a loop should take before it looks at other things."""
+    """What has come, at most as much as a loop should take before it looks at other things. Raises
+    ConnectionRefusedError of a connected socket."""
     for _ in range(256):
         try:
             yield sock.recvfrom(2048)
-        except BlockingIOError:
+        except ConnectionRefusedError:
+            raise
+        except OSError:  # there is none, or a report of a host out of reach: timers see to that
             return
 
 
@@ -120,9 +123,7 @@ class Jobs:
         self._ranks: dict[int, dict[int, Address]] = {}
         self._idle_at: dict[int, float] = {}  # when another job may have its place
         self._leaving: set[int] = set()
-        self._over: collections.deque[int] = collections.deque(
-            maxlen=4096
-        )  # a copy of a greeting revives none of these
+        self._over = collections.deque[int](maxlen=4096)  # a copy of a greeting revives none of these
 
     def greeted(self, p: Packet, sender: Address, now: float) -> Packet | None:
         """The answer to a greeting; None: it is a copy from elsewhere. Without slots: there is no place."""
