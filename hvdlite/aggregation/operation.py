@@ -138,7 +138,7 @@ class _Connection:
         if self.rank == 0:
             warn(f"the aggregator is gone: {self.lost}; the ranks add the same integers without it [HVD430]")
 
-    def look(self) -> None:
+    def warn_of_silence(self) -> None:
         """After an operation: a shared switch that is gone changes no result, but all passes the server."""
         assert self.worker is not None
         if self.worker.counts["without switch"] and self.rank == 0 and not self._warned:
@@ -325,7 +325,7 @@ def _settled(connection: _Connection, vector: Any, name: str, divisor: int, prob
     """The result, once all ranks have theirs. Where one has none, the engine adds the same, and from then on."""
     label = f"aggregation.{name}.end"
     if hvd.allreduce(np.array([not problem]), op=hvd.Min, name=label, process_set=connection.set)[0]:
-        connection.look()
+        connection.warn_of_silence()
         assert connection.worker is not None
         return connection.worker.result
     problems = hvd.allgather_object(problem, f"{label}.problems", connection.set)

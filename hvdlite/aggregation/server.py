@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections import Counter
 
 from .packet import RESEND, RESULT, UPDATE, Packet
-from .switch import ALL, Cell, Out
+from .switch import ALL, Cell, Machine, Out
 
 
-class Server:
+class Server(Machine):
     """The server of one or more jobs.
 
     Args:
@@ -25,25 +25,12 @@ class Server:
         0
     """
 
-    hashed = False
-
     def __init__(self, keep: int) -> None:
         self.keep = keep
         self.open: dict[tuple[int, int], Cell] = {}
         self.done: dict[int, dict[int, Packet]] = {}
         self.counts: Counter[str] = Counter()
         self.most = 0  # blocks in memory at once
-
-    def admit(self, job: int) -> bool:
-        """Admit a job: it has the key.
-
-        Args:
-            job (int): the number of the job.
-
-        Returns:
-            bool: ``True``.
-        """
-        return True
 
     def forget(self, job: int) -> None:
         """Free the memory of a job that has ended.

@@ -61,7 +61,31 @@ class Cell:
         return Packet(kind, self.flags, self.job, self.n, self.seq, self.bits, self.exponent, numbers)
 
 
-class Pool:
+class Machine:
+    """What the loop of a socket asks of a machine. Here: of one that has room for all jobs."""
+
+    hashed = False
+
+    def admit(self, job: int) -> bool:
+        """Return whether a job has a place, or gets it now.
+
+        Args:
+            job (int): the number of the job.
+
+        Returns:
+            bool: whether its blocks are added here.
+        """
+        return True
+
+    def forget(self, job: int) -> None:
+        """Free the memory of a job that has ended.
+
+        Args:
+            job (int): the number of the job.
+        """
+
+
+class Pool(Machine):
     """SwitchML's switch. It keeps every sum that a rank may still ask for, and needs no message for that.
 
     A rank sends block c + 2 slots only when it has the sum of c + slots. All ranks had to send c + slots for that, and
@@ -76,8 +100,6 @@ class Pool:
         >>> Pool(slots=32).counts["added"]
         0
     """
-
-    hashed = False
 
     def __init__(self, slots: int, jobs: int = 1) -> None:
         self.slots, self.jobs = slots, jobs
@@ -143,7 +165,7 @@ class Pool:
         return sum(map(len, self.cells.values())) * CELL_BYTES
 
 
-class Hashed:
+class Hashed(Machine):
     """ATP's switch: best effort. What it does not add the server adds, so it may forget anything at any time.
 
     Args:
@@ -162,24 +184,6 @@ class Hashed:
         self.cells, self.age = [Cell() for _ in range(slots)], age
         self.slots = slots
         self.counts: Counter[str] = Counter()
-
-    def admit(self, job: int) -> bool:
-        """Admit a job: all jobs share the slots.
-
-        Args:
-            job (int): the number of the job.
-
-        Returns:
-            bool: ``True``.
-        """
-        return True
-
-    def forget(self, job: int) -> None:
-        """Do nothing: the slots of a job that has ended become free by age.
-
-        Args:
-            job (int): the number of the job.
-        """
 
     def place(self, job: int, seq: int) -> int:
         """Return the slot of a block.
