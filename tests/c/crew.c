@@ -95,13 +95,16 @@ static void take_row(int purpose, const int *ranks, int count, int mine, struct 
     make_keys(purpose + 1, ranks[mine], ranks, count, row->vote_key);
 }
 
+/* Purposes of streams: each life of a crew has its own, and in it each set. */
+#define LIFE_PURPOSES 100
+
 /* `row` must live until the engine is open. */
 static void link_options(struct hvd_options *options, struct row *row)
 {
     options->plane = kind->plane;
     if (!kind->linked || options->size < 2)
         return;
-    take_row(0, everyone, options->size, options->rank, row);
+    take_row(LIFE_PURPOSES * (int)options->epoch, everyone, options->size, options->rank, row);
     const struct hvd_streams streams = streams_of(row);
     options->tensor_fd = streams.tensor_fd;
     options->vote_fd = streams.vote_fd;
@@ -132,7 +135,7 @@ int crew_set_open_as(struct hvd_engine *engine, int number, uint32_t life, const
         mine = ranks[i] == engine->options.rank ? i : mine;
     if (!kind->linked || mine < 0)
         return hvd_engine_set_open(engine, number, life, ranks, count, &(struct hvd_streams){0}, error);
-    take_row(2 * (int)life, ranks, count, mine, &row);
+    take_row(LIFE_PURPOSES * (int)engine->options.epoch + 2 * (int)life, ranks, count, mine, &row);
     const struct hvd_streams streams = streams_of(&row);
     return hvd_engine_set_open(engine, number, life, ranks, count, &streams, error);
 }
@@ -175,15 +178,22 @@ struct seat {
     crew_body *body;
 };
 
+int crew_open(int rank, int size, int life, hvd_boot_allgather *allgather, void *self, bool in_process,
+              struct hvd_engine **engine, struct hvd_error *error)
+{
+    struct hvd_options options = crew_options(rank, size);
+    struct row row;
+    options.epoch = (uint64_t)life;
+    link_options(&options, &row);
+    return hvd_engine_open(&options, allgather, self, in_process, (uint32_t)life + 1, engine, error);
+}
+
 static void *thread_rank(void *self)
 {
     struct seat *seat = self;
-    struct hvd_options options = crew_options(seat->boot.rank, seat->size);
-    struct row row;
-    link_options(&options, &row);
     struct hvd_error error = {0};
     struct hvd_engine *engine;
-    int code = hvd_engine_open(&options, hvd_boot_memory_allgather, &seat->boot, true, 1, &engine, &error);
+    int code = crew_open(seat->boot.rank, seat->size, 0, hvd_boot_memory_allgather, &seat->boot, true, &engine, &error);
     CHECK_CODE(code, HVD_OK, error.text);
     seat->body(engine, seat->boot.rank, seat->size);
     hvd_engine_leave(engine, hvd_engine_leave_until(engine));
@@ -237,13 +247,11 @@ static void process_rank(int rank, int size, crew_body *body, void (*before)(int
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     struct hvd_options options = crew_options(rank, size);
     struct hvd_engine *engine;
-    struct row row;
     if (kind->linked)
         streams_keep(rank);
-    link_options(&options, &row);
     if (before)
         before(rank);
-    hvd_engine_open(&options, page_allgather, &options, false, 1, &engine, &crew_open_error);
+    crew_open(rank, size, 0, page_allgather, &options, false, &engine, &crew_open_error);
     body(engine, rank, size);
     if (engine) {
         hvd_engine_leave(engine, hvd_engine_leave_until(engine));

@@ -46,6 +46,9 @@ typedef void crew_body(struct hvd_engine *engine, int rank, int size);
 /* End the process with a message if it is still there after so many seconds. */
 void crew_deadline(int seconds);
 struct hvd_options crew_options(int rank, int size);
+/* hvd_engine_open with the options and streams of this kind of world; life: 0, and one more each time in a process. */
+int crew_open(int rank, int size, int life, hvd_boot_allgather *allgather, void *self, bool in_process,
+              struct hvd_engine **engine, struct hvd_error *error);
 /* Run the body on `size` threads, each with an engine of its own, then leave and stop all. */
 void crew_threads(int size, crew_body *body);
 /* Fork `size` processes that open an engine and run the body; then leave, stop, exit 0. Fills status[rank] as
