@@ -15,7 +15,13 @@ static const int kinds[] = {HVD_ALLREDUCE, HVD_ALLREDUCE, HVD_BROADCAST, HVD_ALL
                             HVD_ALLTOALL,  HVD_REDUCE,    HVD_SEND,      HVD_REDUCESCATTER};
 static uint64_t chosen;
 static int threads, sets_count, members[SETS + 1][VIRTUAL_RANKS], member_count[SETS + 1];
-static uint64_t last_ns[2][STEPS][AT_ONCE]; /* when the last rank was ready to go on with it */
+static struct due {
+    uint64_t since_ns; /* when the last rank was to go on with it */
+    int quiet;         /* ranks that have submitted it and not said yet that they wait */
+} due[2][STEPS][AT_ONCE];
+static unsigned most_at_once, idle_one_in; /* of this schedule */
+static uint64_t soon_ns;                   /* so late may be sent what is to be sent soon */
+static uint64_t closed_ns;                 /* when the last rank began to leave */
 
 /* A collective of one rank. */
 struct asked {
@@ -65,8 +71,8 @@ static bool ask(struct asked *asked, uint64_t *common, int rank, int set, const 
     snprintf(asked->name, sizeof asked->name, "%s", name);
     request->name = asked->name;
     request->dims[0] = asked->count;
-    asked->in = malloc(sizeof(float) * (size_t)asked->count);
-    asked->out = malloc(sizeof(float) * (size_t)asked->count);
+    asked->in = virtual_memory(sizeof(float) * (size_t)asked->count);
+    asked->out = virtual_memory(sizeof(float) * (size_t)asked->count);
     for (int64_t i = 0; i < asked->count; i++)
         asked->in[i] = value(rank, i);
     request->input = asked->in;
@@ -116,14 +122,24 @@ static void check(struct hvd_engine *engine, struct asked *asked, int set)
         CHECK_CODE(out[i] == right, 1, asked->name);
     }
     CHECK(hvd_engine_forget(engine, asked->handle) == HVD_OK);
-    free(asked->in);
-    free(asked->out);
+    virtual_poison(asked->in, sizeof(float) * (size_t)asked->count);
+    virtual_poison(asked->out, sizeof(float) * (size_t)asked->count);
 }
 
-static void ready(int line, int step, int i)
+static void ready(struct due *due, uint64_t ns)
 {
-    if (virtual_now() > last_ns[line][step][i])
-        last_ns[line][step][i] = virtual_now();
+    due->since_ns = ns > due->since_ns ? ns : due->since_ns;
+}
+
+/* Not while a rank may go on with it, or not, as it likes. */
+static void check_time(const struct due *due, uint64_t since_ns, const char *what)
+{
+    uint64_t now = virtual_now();
+    since_ns = since_ns > due->since_ns ? since_ns : due->since_ns;
+    if (due->quiet || now <= since_ns)
+        return;
+    virtual_waited(now - since_ns);
+    CHECK_CODE(now < since_ns + LATE_NS, 1, what);
 }
 
 static void think(uint64_t *own, unsigned one_in, unsigned us)
@@ -145,7 +161,9 @@ static void step(struct hvd_engine *engine, int rank, int line, int number, uint
 {
     struct asked asked[AT_ONCE];
     bool takes_part[AT_ONCE];
-    int order[AT_ONCE], set[AT_ONCE], count = 1 + (int)virtual_below(common, AT_ONCE);
+    static const unsigned thinking_us[] = {10, 40, 400, 4000};
+    unsigned think_us = thinking_us[virtual_below(common, HVD_COUNT_OF(thinking_us))];
+    int order[AT_ONCE], set[AT_ONCE], count = 1 + (int)virtual_below(common, most_at_once);
     for (int i = 0; i < count; i++) {
         char name[32];
         set[i] = line ? 0 : (int)virtual_below(common, (unsigned)sets_count + 1);
@@ -155,30 +173,31 @@ static void step(struct hvd_engine *engine, int rank, int line, int number, uint
         order[i] = order[other];
         order[other] = i;
     }
-    think(own, 2, 4000);
+    think(own, 2, think_us);
     int ways[] = {HVD_NOW, HVD_NOW, HVD_QUIET, HVD_SOON};
     for (int k = 0; k < count; k++) {
         int i = order[k];
         struct hvd_error error = {0};
         if (!takes_part[i])
             continue;
-        asked[i].request.quiet = ways[virtual_below(own, HVD_COUNT_OF(ways))];
+        int quiet = asked[i].request.quiet = ways[virtual_below(own, HVD_COUNT_OF(ways))];
+        due[line][number][i].quiet += quiet == HVD_QUIET;
         asked[i].handle = hvd_engine_submit(engine, &asked[i].request, &error);
         CHECK_CODE(asked[i].handle > 0, 1, error.text);
-        ready(line, number, i);
-        think(own, 4, 300);
+        if (quiet != HVD_QUIET)
+            ready(&due[line][number][i], virtual_now() + (quiet == HVD_SOON ? soon_ns : 0));
+        think(own, 4, think_us / 4);
     }
-    for (int i = 0; i < count; i++)
-        if (takes_part[i] && asked[i].request.quiet != HVD_NOW)
-            ready(line, number, i); /* now it is to be done */
     for (int i = 0; i < count; i++) {
         if (!takes_part[i])
             continue;
+        struct due *of = &due[line][number][i];
+        think(own, 3, virtual_below(own, 2) ? think_us : 20000); /* the engine thread does it meanwhile */
         uint64_t since_ns = virtual_now();
+        if (asked[i].request.quiet == HVD_QUIET)
+            of->quiet--, ready(of, since_ns);
         wait_for(engine, &asked[i], own);
-        since_ns = since_ns > last_ns[line][number][i] ? since_ns : last_ns[line][number][i];
-        virtual_waited(virtual_now() - since_ns);
-        CHECK_CODE(virtual_now() < since_ns + LATE_NS, 1, asked[i].name);
+        check_time(of, since_ns, asked[i].name);
         check(engine, &asked[i], set[i]);
     }
 }
@@ -220,8 +239,8 @@ static void *steps(void *self)
     uint64_t common = chosen + (uint64_t)line->number, own = common * 31 + (uint64_t)line->rank;
     for (int i = 0; i < STEPS; i++) {
         step(line->engine, line->rank, line->number, i, &common, &own);
-        if (virtual_below(&common, 3) == 0)
-            usleep(virtual_below(&common, 30000)); /* engines fall asleep */
+        if (virtual_below(&common, idle_one_in) == 0)
+            usleep(20000 + virtual_below(&common, 20000)); /* engines fall asleep */
         if (line->number == 0 && virtual_below(&common, 4) == 0)
             crew_barrier(line->engine);
     }
@@ -246,7 +265,9 @@ static void body(int rank, int size)
     crew_barrier(line[0].engine);
     if (virtual_below(&common, 3) == 0)
         join(line[0].engine, rank, size, &common, &own);
+    closed_ns = virtual_now();
     virtual_close(line[0].engine);
+    CHECK(virtual_now() < closed_ns + LATE_NS);
 }
 
 void virtual_engine(uint64_t seed, bool weak)
@@ -261,7 +282,10 @@ void virtual_engine(uint64_t seed, bool weak)
             if (mask >> rank & 1)
                 members[set][member_count[set]++] = rank;
     }
-    virtual_describe("%d threads, %d sets", threads, sets_count);
+    soon_ns = threads > 1 ? 21 * VIRTUAL_MS : VIRTUAL_MS; /* a thread that listens is not told, and does so for 20 ms */
+    most_at_once = 1 + virtual_below(&chosen, AT_ONCE);
+    idle_one_in = virtual_below(&chosen, 2) ? 1 : 3;
+    virtual_describe("%d threads, %d sets, %u at once", threads, sets_count, most_at_once);
     virtual_begin(&plan);
     virtual_run(size, body);
 }
