@@ -181,11 +181,15 @@ static void step(struct hvd_engine *engine, int rank, int line, int number, uint
         if (!takes_part[i])
             continue;
         int quiet = asked[i].request.quiet = ways[virtual_below(own, HVD_COUNT_OF(ways))];
-        due[line][number][i].quiet += quiet == HVD_QUIET;
+        struct due *of = &due[line][number][i];
+        uint64_t later_ns = quiet == HVD_SOON ? soon_ns : 0;
+        of->quiet += quiet == HVD_QUIET;
+        if (quiet != HVD_QUIET) /* others may be done with it before this thread goes on */
+            ready(of, virtual_now() + later_ns);
         asked[i].handle = hvd_engine_submit(engine, &asked[i].request, &error);
         CHECK_CODE(asked[i].handle > 0, 1, error.text);
         if (quiet != HVD_QUIET)
-            ready(&due[line][number][i], virtual_now() + (quiet == HVD_SOON ? soon_ns : 0));
+            ready(of, virtual_now() + later_ns);
         think(own, 4, think_us / 4);
     }
     for (int i = 0; i < count; i++) {
