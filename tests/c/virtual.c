@@ -25,7 +25,7 @@
 #include <ucontext.h>
 #include <unistd.h>
 
-enum { STACK_BYTES = 1 << 20, CHANGES = 3, YIELD_NS = 1000, SWITCHES_MAX = 20000000 };
+enum { STACK_BYTES = 1 << 20, CHANGES = 3, YIELD_NS = 1000, OFF_NS = 50000, SWITCHES_MAX = 20000000 };
 
 static struct thread {
     jmp_buf at;
@@ -44,7 +44,7 @@ struct virtual_plan virtual_plan;
 int virtual_me = -1;
 uint64_t virtual_clock = 1000000000u, virtual_next_event = VIRTUAL_NEVER;
 static uint64_t news, state, switches, change_at[CHANGES], stop_at;
-static int threads, ranks, stopping = -1;
+static int threads, ranks, stopping = -1, stays; /* one in so many switches writes out what a thread has stored */
 static bool stop_ends, stopped;
 
 uint64_t virtual_random(void)
@@ -133,7 +133,7 @@ static void hand_over(void)
         virtual_give_up("no end");
     virtual_clock += 20 + virtual_random() % 60;
     for (int i = 0; virtual_plan.weak && i < threads; i++)
-        if (CHANCE(8))
+        if (CHANCE(stays))
             virtual_write_out(i);
     if (virtual_next_event <= virtual_clock)
         virtual_happen();
@@ -163,6 +163,8 @@ void virtual_point(void)
 {
     if (virtual_me < 0 || (virtual_random() & 3))
         return;
+    if (CHANCE(virtual_plan.preempted))
+        virtual_block(&thread[virtual_me], virtual_clock + virtual_random() % OFF_NS, "a CPU");
     if (virtual_plan.priorities && CHANCE(256))
         step_back();
     hand_over();
@@ -215,6 +217,7 @@ void virtual_begin(const struct virtual_plan *of)
     state = of->seed * 0x9E3779B97F4A7C15u + 88172645463325252u;
     for (int i = 0; i < 8; i++)
         virtual_random();
+    stays = 4 << virtual_random() % 4;
     for (int i = 0; i < CHANGES; i++)
         change_at[i] = virtual_plan.priorities ? 1 + virtual_random() % 20000 : 0;
     thread[0] =

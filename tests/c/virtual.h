@@ -14,6 +14,7 @@ struct virtual_plan {
     bool priorities; /* the thread of the highest priority runs, and three times it changes; else a random one */
     bool weak;       /* a store is seen by others later, unless a fence or an operation that reads and writes follows */
     int cpus;        /* that the ranks may believe to have */
+    int preempted;   /* at one in so many places a thread has no CPU for a while; 0: never */
     int interrupted; /* one in so many waits of the ranks' own threads is ended by a signal; 0: none */
     int part;        /* one in so many sends and receives moves a part of its bytes, or nothing; 0: none */
     uint64_t delay_ns; /* bytes between ranks are on their way for this long at most */
