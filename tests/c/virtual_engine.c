@@ -10,11 +10,11 @@
 #include <pthread.h>
 #include <unistd.h>
 
-enum { STEPS = 6, AT_ONCE = 5, SETS = 2, WAIT_MS = 10000, LATE_NS = 6 * VIRTUAL_MS };
+enum { STEPS = 18, AT_ONCE = 5, SETS = 2, WAIT_MS = 10000, LATE_NS = 6 * VIRTUAL_MS };
 static const int kinds[] = {HVD_ALLREDUCE, HVD_ALLREDUCE, HVD_BROADCAST, HVD_ALLGATHER,
                             HVD_ALLTOALL,  HVD_REDUCE,    HVD_SEND,      HVD_REDUCESCATTER};
 static uint64_t chosen;
-static int threads, sets_count, members[SETS + 1][VIRTUAL_RANKS], member_count[SETS + 1];
+static int threads, steps_count, sets_count, members[SETS + 1][VIRTUAL_RANKS], member_count[SETS + 1];
 static struct due {
     uint64_t since_ns; /* when the last rank was to go on with it */
     int quiet;         /* ranks that have submitted it and not said yet that they wait */
@@ -241,7 +241,7 @@ static void *steps(void *self)
 {
     const struct line *line = self;
     uint64_t common = chosen + (uint64_t)line->number, own = common * 31 + (uint64_t)line->rank;
-    for (int i = 0; i < STEPS; i++) {
+    for (int i = 0; i < steps_count; i++) {
         step(line->engine, line->rank, line->number, i, &common, &own);
         if (virtual_below(&common, idle_one_in) == 0)
             usleep(20000 + virtual_below(&common, 20000)); /* engines fall asleep */
@@ -288,6 +288,7 @@ void virtual_engine(uint64_t seed, bool weak)
     }
     soon_ns = threads > 1 ? 21 * VIRTUAL_MS : VIRTUAL_MS; /* a thread that listens is not told, and does so for 20 ms */
     most_at_once = 1 + virtual_below(&chosen, AT_ONCE);
+    steps_count = STEPS / ((int)most_at_once > 3 ? 3 : (int)most_at_once); /* schedules take as long */
     idle_one_in = virtual_below(&chosen, 2) ? 1 : 3;
     virtual_describe("%d threads, %d sets, %u at once", threads, sets_count, most_at_once);
     virtual_begin(&plan);
