@@ -10,7 +10,7 @@
 #include <pthread.h>
 #include <unistd.h>
 
-enum { STEPS = 18, AT_ONCE = 5, SETS = 2, WAIT_MS = 10000, LATE_NS = 6 * VIRTUAL_MS };
+enum { STEPS = 18, LINES = 3, AT_ONCE = 5, SETS = 2, WAIT_MS = 10000, LATE_NS = 6 * VIRTUAL_MS };
 static const int kinds[] = {HVD_ALLREDUCE, HVD_ALLREDUCE, HVD_BROADCAST, HVD_ALLGATHER,
                             HVD_ALLTOALL,  HVD_REDUCE,    HVD_SEND,      HVD_REDUCESCATTER};
 static uint64_t chosen;
@@ -18,7 +18,7 @@ static int threads, steps_count, sets_count, members[SETS + 1][VIRTUAL_RANKS], m
 static struct due {
     uint64_t since_ns; /* when the last rank was to go on with it */
     int quiet;         /* ranks that have submitted it and not said yet that they wait */
-} due[2][STEPS][AT_ONCE];
+} due[LINES][STEPS][AT_ONCE];
 static unsigned most_at_once, idle_one_in; /* of this schedule */
 static uint64_t soon_ns;                   /* so late may be sent what is to be sent soon */
 static uint64_t closed_ns;                 /* when the last rank began to leave */
@@ -161,7 +161,7 @@ static void step(struct hvd_engine *engine, int rank, int line, int number, uint
 {
     struct asked asked[AT_ONCE];
     bool takes_part[AT_ONCE];
-    static const unsigned thinking_us[] = {10, 40, 400, 4000};
+    static const unsigned thinking_us[] = {10, 40, 700, 4000};
     unsigned think_us = thinking_us[virtual_below(common, HVD_COUNT_OF(thinking_us))];
     int order[AT_ONCE], set[AT_ONCE], count = 1 + (int)virtual_below(common, most_at_once);
     for (int i = 0; i < count; i++) {
@@ -254,23 +254,24 @@ static void *steps(void *self)
 static void body(int rank, int size)
 {
     struct hvd_error error;
-    struct line line[2] = {{.rank = rank}, {.rank = rank, .number = 1}};
+    struct line line[LINES];
+    pthread_t thread[LINES];
+    struct hvd_engine *engine;
     uint64_t common = chosen * 7, own = common + (uint64_t)rank;
-    CHECK_CODE(virtual_open(rank, size, 0, chosen % 4, &line[0].engine, &error), HVD_OK, error.text);
+    CHECK_CODE(virtual_open(rank, size, 0, chosen % 4, &engine, &error), HVD_OK, error.text);
     for (int set = 1; set <= sets_count; set++)
-        CHECK_CODE(crew_set_open(line[0].engine, members[set], member_count[set], &error), set, error.text);
-    pthread_t other;
-    line[1].engine = line[0].engine;
-    if (threads > 1)
-        pthread_create(&other, NULL, steps, &line[1]);
-    steps(&line[0]);
-    if (threads > 1)
-        pthread_join(other, NULL);
-    crew_barrier(line[0].engine);
+        CHECK_CODE(crew_set_open(engine, members[set], member_count[set], &error), set, error.text);
+    for (int i = 0; i < threads; i++) {
+        line[i] = (struct line){engine, rank, i};
+        pthread_create(&thread[i], NULL, steps, &line[i]);
+    }
+    for (int i = 0; i < threads; i++)
+        pthread_join(thread[i], NULL);
+    crew_barrier(engine);
     if (virtual_below(&common, 3) == 0)
-        join(line[0].engine, rank, size, &common, &own);
+        join(engine, rank, size, &common, &own);
     closed_ns = virtual_now();
-    virtual_close(line[0].engine);
+    virtual_close(engine);
     CHECK(virtual_now() < closed_ns + LATE_NS);
 }
 
@@ -278,7 +279,9 @@ void virtual_engine(uint64_t seed, bool weak)
 {
     int size;
     struct virtual_plan plan = virtual_choose(seed, weak, &chosen, &size);
-    threads = 1 + (int)virtual_below(&chosen, 2);
+    plan.preempted = virtual_below(&chosen, 3) ? 100 << virtual_below(&chosen, 5) : 0;
+    plan.delay_ns = virtual_below(&chosen, 2) ? 1000 << virtual_below(&chosen, 7) : 0;
+    threads = 1 + (int)virtual_below(&chosen, LINES);
     sets_count = (int)virtual_below(&chosen, SETS + 1);
     for (int set = 0; set <= sets_count; set++) {
         unsigned mask = set ? 1 + virtual_below(&chosen, (1u << size) - 1) : (1u << size) - 1;
@@ -288,7 +291,8 @@ void virtual_engine(uint64_t seed, bool weak)
     }
     soon_ns = threads > 1 ? 21 * VIRTUAL_MS : VIRTUAL_MS; /* a thread that listens is not told, and does so for 20 ms */
     most_at_once = 1 + virtual_below(&chosen, AT_ONCE);
-    steps_count = STEPS / ((int)most_at_once > 3 ? 3 : (int)most_at_once); /* schedules take as long */
+    steps_count =
+        STEPS / ((int)most_at_once > 3 ? 3 : (int)most_at_once) / (threads > 2 ? 2 : 1); /* schedules take as long */
     idle_one_in = virtual_below(&chosen, 2) ? 1 : 3;
     virtual_describe("%d threads, %d sets, %u at once", threads, sets_count, most_at_once);
     virtual_begin(&plan);

@@ -30,7 +30,6 @@ struct virtual_plan virtual_choose(uint64_t seed, bool weak, uint64_t *choice, i
     const char *world = crew_world((int)virtual_below(choice, 5));
     struct virtual_plan plan = {.seed = seed, .weak = weak, .cpus = cpus[virtual_below(choice, 4)]};
     plan.priorities = virtual_below(choice, 2);
-    plan.preempted = virtual_below(choice, 3) ? 100 << virtual_below(choice, 5) : 0;
     virtual_describe("%d ranks, %s, %s, %d CPUs%s", *size, world, plan.priorities ? "priorities" : "random", plan.cpus,
                      weak ? ", weak memory" : "");
     return plan;
