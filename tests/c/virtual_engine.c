@@ -11,8 +11,8 @@
 #include <unistd.h>
 
 enum { STEPS = 18, LINES = 3, AT_ONCE = 5, SETS = 2, WAIT_MS = 10000, LATE_NS = 6 * VIRTUAL_MS };
-static const int kinds[] = {HVD_ALLREDUCE, HVD_ALLREDUCE, HVD_BROADCAST, HVD_ALLGATHER,
-                            HVD_ALLTOALL,  HVD_REDUCE,    HVD_SEND,      HVD_REDUCESCATTER};
+static const int kinds[] = {HVD_ALLREDUCE, HVD_ALLREDUCE, HVD_BROADCAST,     HVD_ALLGATHER, HVD_ALLTOALL,
+                            HVD_REDUCE,    HVD_SEND,      HVD_REDUCESCATTER, HVD_BARRIER,   HVD_BARRIER};
 static uint64_t chosen;
 static int threads, steps_count, sets_count, members[SETS + 1][VIRTUAL_RANKS], member_count[SETS + 1];
 static struct due {
@@ -98,7 +98,7 @@ static void check(struct hvd_engine *engine, struct asked *asked, int set)
     } else if (request->kind == HVD_REDUCESCATTER) {
         count = share;
     }
-    bool nothing = (request->kind == HVD_SEND && asked->here != request->peer) ||
+    bool nothing = request->kind == HVD_BARRIER || (request->kind == HVD_SEND && asked->here != request->peer) ||
                    (request->kind == HVD_REDUCE && asked->here != request->root);
     for (int64_t i = 0; i < count && !nothing; i++) {
         float right = 0;
