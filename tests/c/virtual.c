@@ -170,13 +170,14 @@ void virtual_point(void)
     hand_over();
 }
 
-/* A call of the system: its thread's stores are seen. */
+/* A call of the system: its thread's stores are seen. Not before others may go on: what it has loaded before may be old
+ * then. */
 void virtual_call(void)
 {
     if (virtual_me < 0)
         return;
-    virtual_write_out(virtual_me);
     virtual_point();
+    virtual_write_out(virtual_me);
 }
 
 void virtual_block(const void *on, uint64_t deadline, const char *what)
