@@ -218,7 +218,7 @@ void virtual_begin(const struct virtual_plan *of)
     state = of->seed * 0x9E3779B97F4A7C15u + 88172645463325252u;
     for (int i = 0; i < 8; i++)
         virtual_random();
-    stays = 8 << 2 * (virtual_random() % 4);
+    stays = 8 << 2 * (of->seed % 4);
     for (int i = 0; i < CHANGES; i++)
         change_at[i] = virtual_plan.priorities ? 1 + virtual_random() % 20000 : 0;
     thread[0] =

@@ -24,7 +24,7 @@ unsigned virtual_below(uint64_t *choice, unsigned n)
 
 struct virtual_plan virtual_choose(uint64_t seed, bool weak, uint64_t *choice, int *size)
 {
-    static const int cpus[] = {1, 1, 2, 8};
+    static const int cpus[] = {1, 2, 4, 8};
     *choice = seed * 0x9E3779B97F4A7C15u + 1;
     *size = 2 + (int)virtual_below(choice, 3);
     const char *world = crew_world((int)virtual_below(choice, 5));
