@@ -251,8 +251,8 @@ static void body(int rank, int size)
 
 void virtual_engine(uint64_t seed, bool weak)
 {
-    int size;
-    struct virtual_plan plan = virtual_choose(seed, weak, &chosen, &size);
+    int size, world;
+    struct virtual_plan plan = virtual_choose(seed, weak, &chosen, &size, &world);
     threads = 1 + (int)virtual_below(&chosen, 2);
     sets_count = (int)virtual_below(&chosen, SETS + 1);
     for (int set = 0; set <= sets_count; set++) {
