@@ -86,9 +86,9 @@ static void stop_rank(void)
     stopped = true;
     if (stop_ends)
         virtual_end_descriptors(stopping);
-    for (int i = 0; stop_ends && i < threads; i++)
+    for (int i = 0; i < threads; i++)
         if (thread[i].rank == stopping) {
-            thread[i].ended = true;
+            thread[i].ended |= stop_ends;
             virtual_wake(&thread[i], VIRTUAL_THREADS);
         }
 }
@@ -281,7 +281,7 @@ WRAP(int, pthread_create, (pthread_t * handle, const pthread_attr_t *attributes,
 WRAP(int, pthread_join, (pthread_t handle, void **result))
 {
     struct thread *of = &thread[(uintptr_t)handle];
-    while (!of->ended)
+    while (!of->ended && !virtual_stopped(of->rank))
         virtual_block(of, VIRTUAL_NEVER, "the end of a thread");
     if (result)
         *result = NULL;
