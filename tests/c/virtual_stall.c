@@ -158,11 +158,12 @@ void virtual_stall(uint64_t seed, bool weak)
 {
     int size;
     struct virtual_plan plan = virtual_choose(seed, weak, &chosen, &size);
-    static const int warns[] = {0, 200, 400, 1500};
+    static const int warns[] = {0, 200, 400, 1000};
+    plan.cpus = virtual_below(&chosen, 16) ? 1 : plan.cpus; /* waiters that spin for seconds take long */
     kind = (int)virtual_below(&chosen, KINDS);
     victim = (int)virtual_below(&chosen, (unsigned)size);
     crew_warn_ms = warns[virtual_below(&chosen, HVD_COUNT_OF(warns))];
-    crew_limit_ms = crew_warn_ms + 3500 + (int)virtual_below(&chosen, 4000);
+    crew_limit_ms = crew_warn_ms + (kind == FROZEN ? 3000 : 800) + (int)virtual_below(&chosen, 2000);
     late_ms = 1 + (int)virtual_below(&chosen, (unsigned)crew_limit_ms - 50);
     if (kind == LATE && virtual_below(&chosen, 3) == 0)
         crew_limit_ms = 0;
