@@ -1,7 +1,7 @@
 /* virtual_streams.c - do collectives get on whatever streams do, and is the end of one stream told in time?
  *
  * Sends and receives move parts, and bytes are on their way for some time. Each sum is compared, and none ends later
- * than a number of messages explains. In a quarter of the runs one stream is shut down at a random moment. From then on
+ * than a number of messages explains. In a fifth of the runs one stream is shut down at a random moment. From then on
  * a collective either ends well, since it does not need that stream, or fails after HVD_PATIENCE_NS on all ranks, and
  * names one of the stream's two ends. Where it carries the votes of all ranks, all of them have to fail.
  */
@@ -151,7 +151,7 @@ void virtual_streams(uint64_t seed, bool weak)
     struct virtual_plan plan = virtual_choose(seed, weak, &chosen, &size);
     const char *world = crew_world(1 + (int)virtual_below(&chosen, 4));
     unsigned mask = virtual_below(&chosen, 2) * virtual_below(&chosen, 1u << size);
-    cut.by = virtual_below(&chosen, 4) ? -1 : (int)virtual_below(&chosen, (unsigned)size);
+    cut.by = virtual_below(&chosen, 5) ? -1 : (int)virtual_below(&chosen, (unsigned)size);
     cut.before = (int)virtual_below(&chosen, 2) ? STEPS : 1 + (int)virtual_below(&chosen, STEPS - 1);
     plan.part = parts[virtual_below(&chosen, HVD_COUNT_OF(parts))];
     if (cut.by >= 0) /* the core loses last words that it cannot send at once */
