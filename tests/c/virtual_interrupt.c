@@ -112,6 +112,18 @@ static void submit(struct hvd_engine *engine, struct asked *asked, int rank, int
     }
 }
 
+/* Each slot that was ever used is free, and can be had again. */
+static void all_free(struct hvd_handles *handles)
+{
+    uint32_t count = 0, high = atomic_load(&handles->high);
+    for (uint32_t at = (uint32_t)atomic_load(&handles->free_list); at && count <= high; count++) {
+        CHECK(hvd_slot_state(&handles->slot[at - 1]) == HVD_SLOT_FREE);
+        at = atomic_load(&handles->slot[at - 1].next);
+    }
+    CHECK(count == high);
+    CHECK(handles->with_turn == 0 && !hvd_handles_queued(handles));
+}
+
 static void body(int rank, int size)
 {
     struct hvd_error error;
@@ -142,9 +154,8 @@ static void body(int rank, int size)
         CHECK_CODE(!asked[i].handle && late_ns < LATE_NS + MESSAGES * delay_ns, 1, asked[i].name);
         virtual_waited(delay_ns ? 0 : late_ns);
     }
-    for (uint32_t i = 0; i < atomic_load(&engine->handles.high) && rank != leaver; i++)
-        CHECK(hvd_slot_state(&engine->handles.slot[i]) == HVD_SLOT_FREE);
-    CHECK(rank == leaver || (engine->handles.with_turn == 0 && !hvd_handles_queued(&engine->handles)));
+    if (rank != leaver)
+        all_free(&engine->handles);
     virtual_close(engine);
     for (int i = 0; i < done; i++)
         if (asked[i].handle)
