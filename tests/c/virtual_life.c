@@ -1,0 +1,239 @@
+/* virtual_life.c - does a rank come and go at any moment, and is nothing of it left?
+ *
+ * Three lives in a row. In each the ranks open sets, use them and close some, make different numbers of collectives and
+ * leave. A second thread of each rank submits, polls and waits all that time, and is inside the engine when that ends:
+ * as in api.c, it is freed when nobody is inside. What all ranks submit is right; what they do not is refused soon, and
+ * the text names a rank that has left. Nobody touches memory of a request that is over. After each life descriptors and
+ * memory are level.
+ */
+#define _GNU_SOURCE
+#include "virtual_ranks.h"
+
+#include <fcntl.h>
+#include <malloc.h>
+#include <pthread.h>
+#include <unistd.h>
+
+enum { LIVES = 3, STEPS = 4, ROUNDS = 3, LEFT_MAX = 6, COUNT = 256, WAITS = 200, LATE_NS = 20 * VIRTUAL_MS };
+enum { BYTES = COUNT * sizeof(float), BINS = 64, EACH = 7 };
+static uint64_t chosen;
+static int over, descriptors; /* lives that are over, of all ranks together */
+static size_t heap;
+static struct seat {
+    struct hvd_engine *engine; /* NULL: hidden, as in api.c */
+    int rank, size, inside, left_count;
+    uint64_t choice, leaves_ns; /* 0: it has not begun to leave */
+    bool stops;
+    float *left[LEFT_MAX]; /* of requests that nobody waits for */
+} seats[VIRTUAL_RANKS];
+
+static struct hvd_engine *enter(struct seat *seat)
+{
+    seat->inside += seat->engine != NULL;
+    return seat->engine;
+}
+
+/* A refusal names a rank of the mask that has left, or the end of this engine. */
+static int check_refusal(const struct seat *seat, unsigned mask, uint64_t since_ns, int code, const char *text)
+{
+    uint64_t first_ns = UINT64_MAX;
+    bool named = code == HVD_ESTATE && seat->stops && strstr(text, HVD_ENDS(457));
+    for (int rank = 0; rank < seat->size; rank++) {
+        char who[64];
+        snprintf(who, sizeof who, "rank %d left the job", rank);
+        if (!(mask >> rank & 1) || !seats[rank].leaves_ns)
+            continue;
+        named |= code == HVD_EPEER && strstr(text, HVD_ENDS(451)) && strstr(text, who);
+        first_ns = seats[rank].leaves_ns < first_ns ? seats[rank].leaves_ns : first_ns;
+    }
+    CHECK_CODE(named, true, text);
+    since_ns = since_ns > first_ns ? since_ns : first_ns;
+    virtual_waited(virtual_now() - since_ns);
+    CHECK_CODE(virtual_now() < since_ns + LATE_NS, 1, text);
+    return code;
+}
+
+static int keep(struct seat *seat, float *memory)
+{
+    CHECK(seat->left_count < LEFT_MAX);
+    seat->left[seat->left_count++] = memory;
+    return HVD_AGAIN;
+}
+
+/* One sum among the ranks of the mask: HVD_OK, or why not. HVD_AGAIN: nobody has waited for it. */
+static int use(struct seat *seat, int set, unsigned mask, const char *name, bool may_go)
+{
+    static const int ways[] = {HVD_NOW, HVD_NOW, HVD_SOON, HVD_QUIET};
+    char text[HVD_TEXT_MAX] = "";
+    struct hvd_error error = {0};
+    struct hvd_engine *engine = enter(seat);
+    if (!engine)
+        return HVD_ESTATE;
+    float *memory = virtual_memory(BYTES), sum = 0;
+    for (int i = 0; i < COUNT; i++)
+        memory[i] = (float)(seat->rank + i);
+    struct hvd_request request = crew_sum(name, memory, COUNT);
+    request.process_set = set;
+    request.quiet = ways[virtual_below(&seat->choice, HVD_COUNT_OF(ways))];
+    uint64_t since_ns = virtual_now();
+    int64_t handle = hvd_engine_submit(engine, &request, &error);
+    seat->inside--;
+    CHECK_CODE(handle > 0, 1, error.text);
+    int polls = (int)virtual_below(&seat->choice, 6), code = HVD_AGAIN;
+    if (may_go && polls == 5 && seat->left_count < LEFT_MAX - 1)
+        return keep(seat, memory);
+    since_ns = request.quiet == HVD_NOW ? since_ns : virtual_now();
+    for (int i = 0; i < polls + WAITS && code == HVD_AGAIN; i++) {
+        if (!(engine = enter(seat)))
+            return keep(seat, memory);
+        if (i < polls)
+            hvd_engine_poll(engine, handle), usleep(30);
+        else
+            code = hvd_engine_finish(engine, handle, 50, text, sizeof text);
+        seat->inside--;
+    }
+    for (int rank = 0; rank < seat->size; rank++)
+        sum += (float)(mask >> rank & 1 ? rank : 0);
+    for (int i = 0; i < COUNT && code == HVD_OK; i++)
+        CHECK(memory[i] == sum + (float)(__builtin_popcount(mask) * i));
+    virtual_poison(memory, BYTES);
+    return code == HVD_OK ? code : check_refusal(seat, mask, since_ns, code, text);
+}
+
+static void *second(void *self)
+{
+    struct seat *seat = self;
+    for (int i = 0; seat->engine; i++) {
+        char name[32];
+        snprintf(name, sizeof name, "b%d", i);
+        use(seat, 0, (1u << seat->size) - 1, name, true);
+        if (virtual_below(&seat->choice, 3) == 0)
+            usleep(virtual_below(&seat->choice, 1000));
+    }
+    return NULL;
+}
+
+/* A set is opened, used and, mostly, closed again, while all ranks are there. */
+static void use_set(struct seat *seat, uint64_t *common)
+{
+    struct hvd_error error = {0};
+    int ranks[VIRTUAL_RANKS], count = 0;
+    unsigned mask = 1 + virtual_below(common, (1u << seat->size) - 1);
+    for (int rank = 0; rank < seat->size; rank++)
+        if (mask >> rank & 1)
+            ranks[count++] = rank;
+    int set = crew_set_open(seat->engine, ranks, count, &error);
+    CHECK_CODE(set > 0, 1, error.text);
+    crew_barrier(seat->engine);
+    for (int i = (int)virtual_below(common, 3); i > 0; i--)
+        CHECK(!(mask >> seat->rank & 1) || use(seat, set, mask, "in a set", false) == HVD_OK);
+    crew_barrier(seat->engine);
+    if (virtual_below(common, 4))
+        CHECK_CODE(hvd_engine_set_close(seat->engine, set, &error), HVD_OK, error.text);
+}
+
+/* As hvd_shutdown does it. */
+static void end(struct seat *seat, struct hvd_engine *engine, pthread_t *other)
+{
+    seat->leaves_ns = virtual_now();
+    hvd_engine_leave(engine, hvd_engine_leave_until(engine));
+    seat->engine = NULL;
+    seat->stops = true;
+    hvd_engine_stop(engine);
+    while (seat->inside)
+        usleep(100);
+    hvd_engine_free(engine);
+    virtual_waited(virtual_now() - seat->leaves_ns);
+    CHECK(virtual_now() < seat->leaves_ns + LATE_NS);
+    if (other)
+        pthread_join(*other, NULL);
+    while (seat->left_count)
+        virtual_poison(seat->left[--seat->left_count], BYTES);
+}
+
+/* What is in use. malloc's caches count as used: so they are filled, with blocks of just their sizes. */
+static size_t heap_in_use(void)
+{
+    void *block[BINS * EACH], *larger[BINS * EACH];
+    int blocks = 0, others = 0;
+    while (blocks < BINS * EACH) {
+        size_t bytes = 24 + 16 * (size_t)(blocks / EACH);
+        void *new = malloc(bytes);
+        *(malloc_usable_size(new) == bytes ? &block[blocks++] : &larger[others++]) = new;
+        CHECK(others < BINS * EACH);
+    }
+    while (blocks)
+        free(block[--blocks]);
+    while (others)
+        free(larger[--others]);
+    struct mallinfo2 info = mallinfo2();
+    return info.uordblks + info.hblkhd;
+}
+
+/* Of each engine that was a process the runtime keeps a descriptor: its pidfd. */
+static void check_level(int life, int kept)
+{
+    int count = 0;
+    for (int fd = 0; fd < 1024; fd++)
+        count += fcntl(fd, F_GETFD, 0L) >= 0;
+    CHECK_CODE(count - kept, descriptors, "descriptors");
+    size_t before = heap;
+    heap = heap_in_use();
+    if (life == LIVES - 1)
+        CHECK_CODE(heap, (int)before, "bytes of memory");
+}
+
+static bool all_over(void *life)
+{
+    return over == seats[0].size * (*(int *)life + 1);
+}
+
+static void body(int rank, int size)
+{
+    static int kept;
+    uint64_t common = chosen * 7;
+    struct seat *seat = &seats[rank];
+    for (int life = 0; life < LIVES; life++) {
+        struct hvd_error error;
+        struct hvd_engine *engine;
+        pthread_t other;
+        bool in_process = virtual_below(&common, 2), two = virtual_below(&common, 3);
+        *seat = (struct seat){.rank = rank, .size = size, .choice = common + (uint64_t)rank};
+        CHECK_CODE(virtual_open(rank, size, life, in_process, &engine, &error), HVD_OK, error.text);
+        kept += !in_process;
+        seat->engine = engine;
+        if (two)
+            pthread_create(&other, NULL, second, seat);
+        for (int i = (int)virtual_below(&common, ROUNDS); i > 0; i--)
+            use_set(seat, &common);
+        int steps = 0, least = STEPS;
+        for (int i = 0; i < size; i++) {
+            int of = (int)virtual_below(&common, STEPS);
+            steps = i == rank ? of : steps;
+            least = of < least ? of : least;
+        }
+        for (int i = 0; i < steps; i++) {
+            int code = use(seat, 0, (1u << size) - 1, "a", false);
+            CHECK_CODE(code == HVD_OK, i < least, "a collective");
+            usleep(virtual_below(&seat->choice, 4) ? 0 : virtual_below(&seat->choice, 3000));
+        }
+        end(seat, engine, two ? &other : NULL);
+        if (++over == size * (life + 1))
+            check_level(life, kept);
+        virtual_news();
+        virtual_wait(all_over, &life, "the end of a life");
+    }
+}
+
+void virtual_life(uint64_t seed, bool weak)
+{
+    int size;
+    struct virtual_plan plan = virtual_choose(seed, weak, &chosen, &size);
+    plan.part = virtual_below(&chosen, 3) ? 0 : 8;
+    plan.interrupted = virtual_below(&chosen, 3) ? 0 : 50;
+    virtual_describe("one in %d in parts", plan.part);
+    virtual_begin(&plan);
+    for (int fd = 0; fd < 1024; fd++)
+        descriptors += fcntl(fd, F_GETFD, 0L) >= 0;
+    virtual_run(size, body);
+}
