@@ -87,7 +87,10 @@ static void stop_rank(void)
     if (stop_ends)
         virtual_end_descriptors(stopping);
     for (int i = 0; stop_ends && i < threads; i++)
-        thread[i].ended |= thread[i].rank == stopping;
+        if (thread[i].rank == stopping) {
+            thread[i].ended = true;
+            virtual_wake(&thread[i], VIRTUAL_THREADS);
+        }
 }
 
 void virtual_stop(int rank, uint64_t at_switch, bool end)
