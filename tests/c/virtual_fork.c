@@ -23,7 +23,8 @@ static uint64_t chosen, last_ns[STEPS];
 static struct hvd_engine *engines[VIRTUAL_RANKS]; /* as api.c has its one: from the end of init to that of leave */
 static float *tensor[VIRTUAL_RANKS], first[VIRTUAL_RANKS];
 static bool in_process, was_open[FILES];
-static int unsettled, dies, forker, forks, me, kept, end_of[FORKS]; /* unsettled: engines that are not in `engines` */
+static int unsettled, dies, forker, forks, me, kept, end_of[FORKS],
+    childs_end; /* unsettled: engines that are not in `engines` */
 static struct objects {
     char text[1 << 16];
 } before, after;
@@ -41,7 +42,7 @@ static void look_at_objects(struct objects *objects)
         char path[64];
         int waiting = 0, file;
         snprintf(path, sizeof path, "/proc/self/fdinfo/%d", fd);
-        if (!is_open(fd) || (file = open(path, O_RDONLY | O_CLOEXEC)) < 0)
+        if (fd == childs_end || !is_open(fd) || (file = open(path, O_RDONLY | O_CLOEXEC)) < 0)
             continue;
         ioctl(fd, FIONREAD, &waiting);
         length += (size_t)sprintf(objects->text + length, "%d: %d\n", fd, waiting);
@@ -63,6 +64,7 @@ static void before_fork(void)
 static void after_fork_in_parent(void)
 {
     char said = 0;
+    close(childs_end);
     CHECK(read(end_of[forks], &said, 1) == 1 && said == '+');
     look_at_objects(&after);
     CHECK_CODE(strcmp(before.text, after.text), 0, "objects that the child has, too");
@@ -74,7 +76,7 @@ static void after_fork_in_child(void)
 {
     for (int rank = 0; rank < VIRTUAL_RANKS; rank++) {
         struct hvd_engine *engine = engines[rank];
-        if (!engine)
+        if (!engine || virtual_stopped(rank)) /* its descriptors are closed */
             continue;
         hvd_host_close_in_child(&engine->host);
         const int others[] = {engine->host.store.fd, engine->epoll, engine->call, engine->soon.timer, engine->space.fd};
@@ -127,12 +129,12 @@ static void fork_here(int size)
     int pair[2], most = forks;
     CHECK(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair) == 0);
     end_of[most] = pair[0];
+    childs_end = pair[1];
     if (fork() == 0) {
         for (int i = 0; i <= most; i++)
             close(end_of[i]);
         run_child(pair[1], size);
     }
-    close(pair[1]);
     forks++;
 }
 
