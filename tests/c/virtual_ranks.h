@@ -12,7 +12,7 @@
 enum { VIRTUAL_RANKS = 8, VIRTUAL_MS = 1000000 };
 
 /* X(name): virtual_NAME, the programs. */
-#define VIRTUAL_PROGRAMS(X) X(engine) X(life) X(fork)
+#define VIRTUAL_PROGRAMS(X) X(engine) X(life) X(fork) X(idle)
 
 #define X(name) void virtual_##name(uint64_t seed, bool weak);
 VIRTUAL_PROGRAMS(X)
