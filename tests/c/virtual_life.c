@@ -27,6 +27,16 @@ static struct seat {
     float *left[LEFT_MAX]; /* of requests that nobody waits for */
 } seats[VIRTUAL_RANKS];
 
+struct set {
+    int number;
+    unsigned mask; /* of its ranks */
+};
+
+static unsigned everyone(const struct seat *seat)
+{
+    return (1u << seat->size) - 1;
+}
+
 static struct hvd_engine *enter(struct seat *seat)
 {
     seat->inside += seat->engine != NULL;
@@ -61,7 +71,7 @@ static int keep(struct seat *seat, float *memory)
 }
 
 /* One sum among the ranks of the mask: HVD_OK, or why not. HVD_AGAIN: nobody has waited for it. */
-static int use(struct seat *seat, int set, unsigned mask, const char *name, bool may_go)
+static int use(struct seat *seat, struct set set, const char *name, bool may_go)
 {
     static const int ways[] = {HVD_NOW, HVD_NOW, HVD_SOON, HVD_QUIET};
     char text[HVD_TEXT_MAX] = "";
@@ -73,7 +83,7 @@ static int use(struct seat *seat, int set, unsigned mask, const char *name, bool
     for (int i = 0; i < COUNT; i++)
         memory[i] = (float)(seat->rank + i);
     struct hvd_request request = crew_sum(name, memory, COUNT);
-    request.process_set = set;
+    request.process_set = set.number;
     request.quiet = ways[virtual_below(&seat->choice, HVD_COUNT_OF(ways))];
     uint64_t since_ns = virtual_now();
     int64_t handle = hvd_engine_submit(engine, &request, &error);
@@ -93,11 +103,11 @@ static int use(struct seat *seat, int set, unsigned mask, const char *name, bool
         seat->inside--;
     }
     for (int rank = 0; rank < seat->size; rank++)
-        sum += (float)(mask >> rank & 1 ? rank : 0);
+        sum += (float)(set.mask >> rank & 1 ? rank : 0);
     for (int i = 0; i < COUNT && code == HVD_OK; i++)
-        CHECK(memory[i] == sum + (float)(__builtin_popcount(mask) * i));
+        CHECK(memory[i] == sum + (float)(__builtin_popcount(set.mask) * i));
     virtual_poison(memory, BYTES);
-    return code == HVD_OK ? code : check_refusal(seat, mask, since_ns, code, text);
+    return code == HVD_OK ? code : check_refusal(seat, set.mask, since_ns, code, text);
 }
 
 static void *second(void *self)
@@ -106,30 +116,64 @@ static void *second(void *self)
     for (int i = 0; seat->engine; i++) {
         char name[32];
         snprintf(name, sizeof name, "b%d", i);
-        use(seat, 0, (1u << seat->size) - 1, name, true);
+        use(seat, (struct set){0, everyone(seat)}, name, true);
         if (virtual_below(&seat->choice, 3) == 0)
             usleep(virtual_below(&seat->choice, 1000));
     }
     return NULL;
 }
 
-/* A set is opened, used and, mostly, closed again, while all ranks are there. */
-static void use_set(struct seat *seat, uint64_t *common)
+/* A set is opened and used while all ranks are there. Mostly it is closed again, and what only one rank has submitted
+ * is refused; else it is `kept`. */
+static void use_set(struct seat *seat, uint64_t *common, struct set *kept)
 {
     struct hvd_error error = {0};
+    char text[HVD_TEXT_MAX] = "";
     int ranks[VIRTUAL_RANKS], count = 0;
-    unsigned mask = 1 + virtual_below(common, (1u << seat->size) - 1);
+    int64_t handle = 0;
+    float *memory = virtual_memory(BYTES);
+    struct set set = {.mask = 1 + virtual_below(common, (1u << seat->size) - 1)};
     for (int rank = 0; rank < seat->size; rank++)
-        if (mask >> rank & 1)
+        if (set.mask >> rank & 1)
             ranks[count++] = rank;
-    int set = crew_set_open(seat->engine, ranks, count, &error);
-    CHECK_CODE(set > 0, 1, error.text);
+    bool closes = virtual_below(common, 4), lone = virtual_below(common, 3) == 0 && count > 1;
+    set.number = crew_set_open(seat->engine, ranks, count, &error);
+    CHECK_CODE(set.number > 0, 1, error.text);
     crew_barrier(seat->engine);
     for (int i = (int)virtual_below(common, 3); i > 0; i--)
-        CHECK(!(mask >> seat->rank & 1) || use(seat, set, mask, "in a set", false) == HVD_OK);
+        CHECK(!(set.mask >> seat->rank & 1) || use(seat, set, "in a set", false) == HVD_OK);
+    if (closes && lone && seat->rank == ranks[0]) {
+        struct hvd_request request = crew_sum("alone", memory, COUNT);
+        request.process_set = set.number;
+        handle = crew_begin(seat->engine, &request);
+    }
     crew_barrier(seat->engine);
-    if (virtual_below(common, 4))
-        CHECK_CODE(hvd_engine_set_close(seat->engine, set, &error), HVD_OK, error.text);
+    if (closes)
+        CHECK_CODE(hvd_engine_set_close(seat->engine, set.number, &error), HVD_OK, error.text);
+    else
+        *kept = set;
+    if (handle)
+        CHECK_CODE(hvd_engine_finish(seat->engine, handle, 50, text, sizeof text), HVD_EINVAL, text);
+    CHECK_CODE(!handle || strstr(text, HVD_ENDS(213)), 1, text);
+    virtual_poison(memory, BYTES);
+}
+
+/* Each rank makes some collectives. Those that all of the set make are done, also if others have left the job. */
+static void make_steps(struct seat *seat, uint64_t *common, const struct set *kept)
+{
+    int steps[VIRTUAL_RANKS];
+    for (int rank = 0; rank < seat->size; rank++)
+        steps[rank] = (int)virtual_below(common, STEPS);
+    for (int i = 0; i < STEPS; i++) {
+        const struct set *set = virtual_below(common, 2) ? kept : &(struct set){0, everyone(seat)};
+        bool all = true;
+        for (int rank = 0; rank < seat->size; rank++)
+            all &= !(set->mask >> rank & 1) || i < steps[rank];
+        if (i >= steps[seat->rank] || !(set->mask >> seat->rank & 1))
+            continue;
+        CHECK_CODE(use(seat, *set, "a", false) == HVD_OK, all, "a collective");
+        usleep(virtual_below(&seat->choice, 4) ? 0 : virtual_below(&seat->choice, 3000));
+    }
 }
 
 /* As hvd_shutdown does it. */
@@ -198,6 +242,7 @@ static void body(int rank, int size)
         struct hvd_engine *engine;
         pthread_t other;
         bool in_process = virtual_below(&common, 2), two = virtual_below(&common, 3);
+        struct set kept_set = {0, (1u << size) - 1};
         *seat = (struct seat){.rank = rank, .size = size, .choice = common + (uint64_t)rank};
         CHECK_CODE(virtual_open(rank, size, life, in_process, &engine, &error), HVD_OK, error.text);
         kept += !in_process;
@@ -205,18 +250,8 @@ static void body(int rank, int size)
         if (two)
             pthread_create(&other, NULL, second, seat);
         for (int i = (int)virtual_below(&common, ROUNDS); i > 0; i--)
-            use_set(seat, &common);
-        int steps = 0, least = STEPS;
-        for (int i = 0; i < size; i++) {
-            int of = (int)virtual_below(&common, STEPS);
-            steps = i == rank ? of : steps;
-            least = of < least ? of : least;
-        }
-        for (int i = 0; i < steps; i++) {
-            int code = use(seat, 0, (1u << size) - 1, "a", false);
-            CHECK_CODE(code == HVD_OK, i < least, "a collective");
-            usleep(virtual_below(&seat->choice, 4) ? 0 : virtual_below(&seat->choice, 3000));
-        }
+            use_set(seat, &common, &kept_set);
+        make_steps(seat, &common, &kept_set);
         end(seat, engine, two ? &other : NULL);
         if (++over == size * (life + 1))
             check_level(life, kept);
