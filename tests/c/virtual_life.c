@@ -14,19 +14,8 @@
 #include <pthread.h>
 #include <unistd.h>
 
-enum {
-    LIVES = 3,
-    STEPS = 4,
-    ROUNDS = 3,
-    LEFT_MAX = 6,
-    COUNT = 256,
-    LARGE = 150000,
-    LATE_SET = 9,
-    LATE_LIFE = 40,
-    LEAVE_MS = 25,
-    WAITS = 200,
-    LATE_NS = 20 * VIRTUAL_MS
-};
+enum { LIVES = 3, STEPS = 4, ROUNDS = 3, LEFT_MAX = 6, COUNT = 256, LARGE = 150000, WAITS = 200 };
+enum { LATE_SET = 9, LATE_LIFE = 40, LEAVE_MS = 25, LATE_NS = 20 * VIRTUAL_MS };
 enum { BYTES = LARGE * sizeof(float), BINS = 64, EACH = 7 };
 /* 0 until shutdown.c tries for the turn more than once when its time is up, and a set that is opened when the turn has
  * ended is closed with its engine. */
