@@ -17,7 +17,10 @@ enum { VIRTUAL_RANKS = 8, VIRTUAL_MS = 1000000 };
     X(death)                \
     X(streams)              \
     X(stall)                \
-    X(interrupt)
+    X(interrupt)            \
+    X(life)                 \
+    X(fork)                 \
+    X(idle)
 
 #define X(name) void virtual_##name(uint64_t seed, bool weak);
 VIRTUAL_PROGRAMS(X)
