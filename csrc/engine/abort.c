@@ -88,10 +88,13 @@ static bool is_harmless(const struct hvd_engine *engine, const struct hvd_suspic
 bool hvd_abort_judge(struct hvd_engine *engine)
 {
     struct hvd_suspicion *suspicion = &engine->suspicion;
-    if (suspicion->since_ns == 0 || hvd_now_ns() - suspicion->since_ns < HVD_PATIENCE_NS)
+    uint64_t now = hvd_now_ns();
+    if (suspicion->since_ns == 0 || now - suspicion->since_ns < HVD_PATIENCE_NS)
+        return false;
+    atomic_store(&engine->alarm_ns, 0);
+    if (hvd_silence_decides(engine, now)) /* it looks with each of its ticks */
         return false;
     suspicion->since_ns = 0;
-    atomic_store(&engine->alarm_ns, 0);
     if (!is_harmless(engine, suspicion))
         hvd_engine_abort(engine, suspicion->culprit, HVD_EPEER, suspicion->text);
     return true;

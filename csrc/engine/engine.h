@@ -98,8 +98,8 @@ struct hvd_who {
 struct hvd_suspicion {
     uint64_t since_ns; /* 0: none */
     int culprit;
-    int set;     /* its number */
-    bool missed; /* what should have crossed is missing: who has left is to blame, too */
+    int set, waited; /* its number; ticks for which it had waited before, see silence.c */
+    bool missed;     /* what should have crossed is missing: who has left is to blame, too */
     char text[320];
 };
 
@@ -376,6 +376,7 @@ int hvd_cost_probe(struct hvd_link *next, struct hvd_link *before, uint64_t dead
 void hvd_silence_tick(struct hvd_engine *engine);
 uint64_t hvd_silence_progress(const struct hvd_set *set); /* anything that changes when the set gets on */
 int hvd_silence_tick_ms(const struct hvd_engine *engine);
+bool hvd_silence_decides(const struct hvd_engine *engine, uint64_t now); /* who is lost, not the suspicion */
 
 /* abort.c, failure.c */
 #define HVD_PATIENCE_NS 200000000u /* how long the bare end of a stream waits for somebody to say who died */

@@ -158,6 +158,13 @@ void hvd_stream_settle(struct hvd_engine *engine, int timeout_ms)
     for (long nap_ns = SETTLE_NAP_NS;; nap_ns = nap_ns < SETTLE_NAP_MAX_NS ? 2 * nap_ns : nap_ns) {
         bool all = true;
         for (int i = 0; i < engine->sets; i++) {
+            struct hvd_tree *tree = engine->set[i]->tree; /* last words that found no room at once */
+            for (int k = 0; tree && k < tree->count; k++)
+                hvd_neighbor_flush(engine, engine->set[i], &tree->near[k]);
+            if (tree && !hvd_tree_idle(tree)) {
+                all = false;
+                continue;
+            }
             all &= settled(engine->set[i]->vote_wires);
             all &= settled(engine->set[i]->wires);
         }

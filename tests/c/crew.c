@@ -28,6 +28,7 @@ static const struct crew_kind *kind = &kinds[0];
 struct hvd_error crew_open_error;
 pid_t crew_pid[HVD_LOCAL_MAX];
 int crew_shared_memory, crew_peer_timeout_ms, crew_nan_guard, crew_warn_ms, crew_limit_ms, crew_report_fd = -1;
+int crew_store_fd[HVD_LOCAL_MAX];
 uint64_t crew_alpha_ns;
 
 static void too_late(int signal)
@@ -149,7 +150,7 @@ struct hvd_options crew_options(int rank, int size)
                                   .cross_size = 1,
                                   .job = 4711,
                                   .epoch = 0,
-                                  .store_fd = -1,
+                                  .store_fd = crew_store_fd[rank] ? crew_store_fd[rank] : -1,
                                   .fusion_bytes = 64 << 20,
                                   .slots_max = 1024,
                                   .start_timeout_ms = 20000,

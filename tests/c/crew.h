@@ -37,6 +37,7 @@ const char *crew_world(int i);
  * ranks by turns and all signed. */
 enum { CREW_HOSTS = 2 };
 extern int crew_peer_timeout_ms;
+extern int crew_store_fd[HVD_LOCAL_MAX];                /* a rank's connection to a store; 0: none */
 extern int crew_nan_guard;                              /* HVD_GUARD_* */
 extern int crew_warn_ms, crew_limit_ms, crew_report_fd; /* of collectives that wait; 0 (fd: -1): none */
 extern uint64_t crew_alpha_ns; /* of a message between hosts, as if it were so; 0: it is measured */

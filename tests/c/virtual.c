@@ -45,7 +45,8 @@ int virtual_me = -1;
 uint64_t virtual_clock = 1000000000u, virtual_next_event = VIRTUAL_NEVER;
 static uint64_t news, state, switches, change_at[CHANGES], stop_at;
 static int threads, ranks, stopping = -1, stays; /* one in so many switches writes out what a thread has stored */
-static bool stop_ends, stopped;
+static uint64_t stopped_ns;
+static bool stop_ends;
 
 uint64_t virtual_random(void)
 {
@@ -65,10 +66,15 @@ uint64_t virtual_switches(void)
 
 bool virtual_stopped(int rank)
 {
-    return rank == stopping && stopped;
+    return stopped_ns && rank == stopping;
 }
 
-__attribute__((noreturn)) void virtual_give_up(const char *why)
+uint64_t virtual_stopped_ns(void)
+{
+    return stopped_ns;
+}
+
+void virtual_give_up(const char *why)
 {
     fprintf(stderr, "%s after %llu switches, virtual %.6f s\n", why, (unsigned long long)switches,
             (double)virtual_clock / 1e9);
@@ -83,11 +89,12 @@ __attribute__((noreturn)) void virtual_give_up(const char *why)
 
 static void stop_rank(void)
 {
-    stopped = true;
+    stopped_ns = virtual_clock;
     if (stop_ends)
         virtual_end_descriptors(stopping);
-    for (int i = 0; stop_ends && i < threads; i++)
-        thread[i].ended |= thread[i].rank == stopping;
+    for (int i = 0; i < threads; i++)
+        if (thread[i].rank == stopping)
+            virtual_wake(&thread[i], VIRTUAL_THREADS);
 }
 
 void virtual_stop(int rank, uint64_t at_switch, bool end)
@@ -282,7 +289,7 @@ WRAP(int, pthread_create, (pthread_t * handle, const pthread_attr_t *attributes,
 WRAP(int, pthread_join, (pthread_t handle, void **result))
 {
     struct thread *of = &thread[(uintptr_t)handle];
-    while (!of->ended)
+    while (!of->ended && !virtual_stopped(of->rank))
         virtual_block(of, VIRTUAL_NEVER, "the end of a thread");
     if (result)
         *result = NULL;

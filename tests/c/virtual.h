@@ -30,6 +30,7 @@ uint64_t virtual_switches(void);
  * its rank. */
 void virtual_stop(int rank, uint64_t at_switch, bool end);
 bool virtual_stopped(int rank);
+uint64_t virtual_stopped_ns(void); /* when; 0: not yet */
 /* Wait until done(self), which another thread brings about, and then calls virtual_news. */
 void virtual_wait(bool (*done)(void *self), void *self, const char *what);
 void virtual_news(void);

@@ -20,7 +20,6 @@ static struct due {
     int quiet;         /* ranks that have submitted it and not said yet that they wait */
 } due[LINES][STEPS][AT_ONCE];
 static unsigned most_at_once, idle_one_in; /* of this schedule */
-static uint64_t soon_ns;                   /* so late may be sent what is to be sent soon */
 static uint64_t closed_ns;                 /* when the last rank began to leave */
 
 /* A collective of one rank. */
@@ -182,7 +181,7 @@ static void step(struct hvd_engine *engine, int rank, int line, int number, uint
             continue;
         int quiet = asked[i].request.quiet = ways[virtual_below(own, HVD_COUNT_OF(ways))];
         struct due *of = &due[line][number][i];
-        uint64_t later_ns = quiet == HVD_SOON ? soon_ns : 0;
+        uint64_t later_ns = quiet == HVD_SOON ? VIRTUAL_MS : 0;
         of->quiet += quiet == HVD_QUIET;
         if (quiet != HVD_QUIET) /* others may be done with it before this thread goes on */
             ready(of, virtual_now() + later_ns);
@@ -277,8 +276,10 @@ static void body(int rank, int size)
 
 void virtual_engine(uint64_t seed, bool weak)
 {
-    int size;
-    struct virtual_plan plan = virtual_choose(seed, weak, &chosen, &size);
+    int size, world;
+    struct virtual_plan plan = virtual_choose(seed, weak, &chosen, &size, &world);
+    bool crowded = virtual_below(&chosen, 2);
+    plan.cpus = crowded ? 1 : plan.cpus;
     plan.preempted = virtual_below(&chosen, 3) ? 100 << virtual_below(&chosen, 5) : 0;
     plan.delay_ns = virtual_below(&chosen, 2) ? 1000 << virtual_below(&chosen, 7) : 0;
     threads = 1 + (int)virtual_below(&chosen, LINES);
@@ -289,12 +290,11 @@ void virtual_engine(uint64_t seed, bool weak)
             if (mask >> rank & 1)
                 members[set][member_count[set]++] = rank;
     }
-    soon_ns = threads > 1 ? 21 * VIRTUAL_MS : VIRTUAL_MS; /* a thread that listens is not told, and does so for 20 ms */
     most_at_once = 1 + virtual_below(&chosen, AT_ONCE);
-    steps_count =
-        STEPS / ((int)most_at_once > 3 ? 3 : (int)most_at_once) / (threads > 2 ? 2 : 1); /* schedules take as long */
+    steps_count = STEPS / (int)(most_at_once > 3 ? 3 : most_at_once) / (threads > 2 ? 2 : 1);
     idle_one_in = virtual_below(&chosen, 2) ? 1 : 3;
-    virtual_describe("%d threads, %d sets, %u at once", threads, sets_count, most_at_once);
+    virtual_describe("%s%d threads, %d sets, %u at once", crowded ? "crowded, " : "", threads, sets_count,
+                     most_at_once);
     virtual_begin(&plan);
     virtual_run(size, body);
 }

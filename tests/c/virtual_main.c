@@ -2,6 +2,7 @@
  *
  *   virtual PROGRAM FROM TO [weak]    as many at once as there are CPUs; exit status 1 if one fails
  *   virtual PROGRAM SEED [weak]       one, here, with what was chosen
+ *   virtual seeds FILE                those of a file, one after the other
  *
  * Processes are forked when the program is loaded, which costs less than to start it for each seed.
  */
@@ -77,7 +78,7 @@ static void reap(struct tally *tally, const struct program *program, bool weak)
     tally->running--;
 }
 
-static int run_many(const struct program *program, uint64_t from, uint64_t to, bool weak)
+static int run_many(const struct program *program, uint64_t from, uint64_t to, bool weak, bool tells)
 {
     struct tally tally = {.running = 0};
     cpu_set_t cpus;
@@ -102,29 +103,58 @@ static int run_many(const struct program *program, uint64_t from, uint64_t to, b
     }
     while (tally.running)
         reap(&tally, program, weak);
-    printf("%s%s: %llu schedules, %llu failed, %.0f switches in each, longest wait %.3f ms, %lld s\n", program->name,
-           weak ? " (weak memory)" : "", (unsigned long long)tally.over, (unsigned long long)tally.failed,
-           (double)shared->switches / (double)(tally.over ? tally.over : 1), (double)shared->longest_ns / 1e6,
-           (long long)(time(NULL) - begun));
+    if (tells)
+        printf("%s%s: %llu schedules, %llu failed, %.0f switches in each, longest wait %.3f ms, %lld s\n",
+               program->name, weak ? " (weak memory)" : "", (unsigned long long)tally.over,
+               (unsigned long long)tally.failed, (double)shared->switches / (double)(tally.over ? tally.over : 1),
+               (double)shared->longest_ns / 1e6, (long long)(time(NULL) - begun));
     return tally.failed ? 1 : 0;
+}
+
+static const struct program *find(const char *name)
+{
+    for (size_t i = 0; i < HVD_COUNT_OF(programs); i++)
+        if (strcmp(programs[i].name, name) == 0)
+            return &programs[i];
+    return NULL;
+}
+
+/* Lines of a file: PROGRAM SEED [weak], and after # what it has found. */
+static int run_seeds(const char *path)
+{
+    char line[256], name[32], word[16];
+    unsigned long long seed;
+    FILE *file = fopen(path, "r");
+    CHECK(file);
+    int failed = 0, all = 0;
+    while (fgets(line, sizeof line, file)) {
+        word[0] = '\0';
+        if (line[0] == '#' || sscanf(line, "%31s %llu %15[a-z]", name, &seed, word) < 2)
+            continue;
+        CHECK_CODE(find(name) != NULL, 1, line);
+        failed |= run_many(find(name), seed, seed, strcmp(word, "weak") == 0, false);
+        all++;
+    }
+    fclose(file);
+    printf("%d seeds that found a fault once%s\n", all, failed ? "" : ": none fails");
+    return failed;
 }
 
 int main(int argc, char **argv)
 {
-    bool weak = argc > 2 && strcmp(argv[argc - 1], "weak") == 0;
-    argc -= weak;
-    const struct program *program = NULL;
-    for (size_t i = 0; i < HVD_COUNT_OF(programs); i++)
-        if (argc > 2 && strcmp(programs[i].name, argv[1]) == 0)
-            program = &programs[i];
-    if (!program || argc > 4) {
-        fprintf(stderr, "usage: virtual PROGRAM FROM TO [weak], or virtual PROGRAM SEED [weak]\n");
-        return 2;
-    }
     shared = mmap(NULL, sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     CHECK(shared != MAP_FAILED);
+    if (argc == 3 && strcmp(argv[1], "seeds") == 0)
+        return run_seeds(argv[2]);
+    bool weak = argc > 2 && strcmp(argv[argc - 1], "weak") == 0;
+    argc -= weak;
+    const struct program *program = argc > 2 ? find(argv[1]) : NULL;
+    if (!program || argc > 4) {
+        fprintf(stderr, "usage: virtual PROGRAM FROM TO [weak], virtual PROGRAM SEED [weak], or virtual seeds FILE\n");
+        return 2;
+    }
     if (argc == 4)
-        return run_many(program, strtoull(argv[2], NULL, 10), strtoull(argv[3], NULL, 10), weak);
+        return run_many(program, strtoull(argv[2], NULL, 10), strtoull(argv[3], NULL, 10), weak, true);
     run(program, strtoull(argv[2], NULL, 10), weak);
     printf("%s %s: %s: %llu switches, virtual %.6f s, longest wait %.3f ms\n", argv[1], argv[2], described,
            (unsigned long long)virtual_switches(), (double)virtual_now() / 1e9 - 1, (double)shared->longest_ns / 1e6);

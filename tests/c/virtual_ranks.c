@@ -4,9 +4,13 @@
 
 #include "streams.h"
 
+#include <arpa/inet.h>
+#include <errno.h>
+#include <poll.h>
 #include <pthread.h>
-#include <stdarg.h>
 #include <sys/mman.h>
+#include <sys/socket.h>
+#include <unistd.h>
 
 enum { BLOCK = 8192 };
 static struct meeting {
@@ -22,15 +26,16 @@ unsigned virtual_below(uint64_t *choice, unsigned n)
     return (unsigned)(*choice >> 33) % n;
 }
 
-struct virtual_plan virtual_choose(uint64_t seed, bool weak, uint64_t *choice, int *size)
+struct virtual_plan virtual_choose(uint64_t seed, bool weak, uint64_t *choice, int *size, int *world)
 {
     static const int cpus[] = {1, 2, 4, 8};
     *choice = seed * 0x9E3779B97F4A7C15u + 1;
     *size = 2 + (int)virtual_below(choice, 3);
-    const char *world = crew_world((int)virtual_below(choice, 5));
+    *world = (int)virtual_below(choice, 5);
+    const char *called = crew_world(*world);
     struct virtual_plan plan = {.seed = seed, .weak = weak, .cpus = cpus[virtual_below(choice, 4)]};
     plan.priorities = virtual_below(choice, 2);
-    virtual_describe("%d ranks, %s, %s, %d CPUs%s", *size, world, plan.priorities ? "priorities" : "random", plan.cpus,
+    virtual_describe("%d ranks, %s, %s, %d CPUs%s", *size, called, plan.priorities ? "priorities" : "random", plan.cpus,
                      weak ? ", weak memory" : "");
     return plan;
 }
@@ -81,24 +86,101 @@ void virtual_close(struct hvd_engine *engine)
     hvd_engine_free(engine);
 }
 
+/* The store. */
+enum { FRAME_HEAD = 13, FRAME_MAX = 2048, TYPE_ABORT = 5, TYPE_LOST = 6 }; /* length, type, culprit, code; text */
+enum virtual_store virtual_store;
+static int store_end[VIRTUAL_RANKS][2]; /* the rank's, the store's */
+static bool left[VIRTUAL_RANKS];
+
+static bool take(int fd, uint8_t *bytes, size_t count)
+{
+    for (size_t done = 0; done < count;) {
+        poll(&(struct pollfd){.fd = fd, .events = POLLIN}, 1, -1);
+        ssize_t got = recv(fd, bytes + done, count - done, MSG_DONTWAIT);
+        if (got == 0 || (got < 0 && errno != EAGAIN))
+            return false;
+        done += got > 0 ? (size_t)got : 0;
+    }
+    return true;
+}
+
+static void tell(int from, const uint8_t *frame, size_t bytes)
+{
+    for (int rank = 0; rank < meeting.size; rank++)
+        if (rank != from && store_end[rank][1])
+            send(store_end[rank][1], frame, bytes, MSG_NOSIGNAL);
+}
+
+static void *run_store(void *self)
+{
+    (void)self;
+    for (int open = meeting.size; open > 0;) {
+        struct pollfd fds[VIRTUAL_RANKS];
+        for (int rank = 0; rank < meeting.size; rank++)
+            fds[rank] = (struct pollfd){.fd = store_end[rank][1] ? store_end[rank][1] : -1, .events = POLLIN};
+        poll(fds, (nfds_t)meeting.size, -1);
+        for (int rank = 0; rank < meeting.size; rank++) {
+            uint8_t frame[FRAME_MAX];
+            uint32_t length = 0, number;
+            if (fds[rank].fd < 0 || !fds[rank].revents)
+                continue;
+            if (take(fds[rank].fd, frame, 4)) {
+                memcpy(&length, frame, 4);
+                length = ntohl(length);
+                CHECK(length <= FRAME_MAX - 4 && take(fds[rank].fd, frame + 4, length));
+                frame[4] = frame[4] == TYPE_ABORT ? TYPE_LOST : 0;
+            } else {
+                close(fds[rank].fd);
+                store_end[rank][1] = 0, open--;
+                length = FRAME_HEAD - 4 + (uint32_t)sprintf((char *)frame + FRAME_HEAD, "rank %d is lost", rank);
+                frame[4] = left[rank] ? 0 : TYPE_LOST;
+                number = htonl(length), memcpy(frame, &number, 4);
+                number = htonl((uint32_t)rank), memcpy(frame + 5, &number, 4);
+                number = htonl((uint32_t)HVD_EPEER), memcpy(frame + 9, &number, 4);
+            }
+            if (frame[4])
+                tell(rank, frame, 4 + length);
+        }
+    }
+    return NULL;
+}
+
 static void *run_rank(void *self)
 {
     int rank = (int)(intptr_t)self;
+    pthread_t store;
+    if (virtual_store) { /* a descriptor of this rank's, for its end */
+        crew_store_fd[rank] = dup(store_end[rank][0]);
+        close(store_end[rank][0]);
+    }
+    bool keeps = virtual_store == VIRTUAL_STORE_IN_RANK_0 && rank == 0;
+    if (keeps)
+        pthread_create(&store, NULL, run_store, NULL);
     rank_body(rank, meeting.size);
+    left[rank] = true;
+    if (virtual_store)
+        close(crew_store_fd[rank]);
+    if (keeps && !virtual_stopped_ns())
+        pthread_join(store, NULL);
     return NULL;
 }
 
 void virtual_run(int size, void (*body)(int rank, int size))
 {
-    pthread_t thread[VIRTUAL_RANKS];
+    pthread_t thread[VIRTUAL_RANKS], store;
     meeting.size = size;
     rank_body = body;
     streams_open(size, 0);
+    for (int rank = 0; rank < size && virtual_store; rank++)
+        CHECK(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, store_end[rank]) == 0);
     for (int rank = 0; rank < size; rank++)
         pthread_create(&thread[rank], NULL, run_rank, (void *)(intptr_t)rank);
+    if (virtual_store == VIRTUAL_STORE)
+        pthread_create(&store, NULL, run_store, NULL);
     for (int rank = 0; rank < size; rank++)
-        if (!virtual_stopped(rank))
-            pthread_join(thread[rank], NULL);
+        pthread_join(thread[rank], NULL);
+    if (virtual_store == VIRTUAL_STORE && !virtual_stopped_ns()) /* a frozen rank does not close its connection */
+        pthread_join(store, NULL);
     streams_close();
 }
 

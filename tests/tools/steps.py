@@ -77,7 +77,7 @@ STEPS = (
     Step("mypy", 600, "mypy", check="seconds; what users see is typed", beside=True),
     Step("address,undefined", 1800, C_TESTS + "SAN=address,undefined", check="all C tests, in the form that sees most"),
     Step("bits", 600, BITS, check="as it is shipped: what a sanitizer's build adds otherwise", beside=True),
-    Step("virtual", 600, VIRTUAL + "SEEDS=500", check="20 s: engines in virtual time, lost wake-ups", beside=True),
+    Step("virtual", 600, VIRTUAL + "SEEDS=100", check="20 s: engines in virtual time, lost wake-ups", beside=True),
     Step("counts", 900, COUNTS, check="instructions of the hot paths: a slower one is seen at once", beside=True),
     Step(
         "pytest",
@@ -88,7 +88,7 @@ STEPS = (
     Step("plain", 1800, C_TESTS, long="the same C tests as under the sanitizers, as they are shipped"),
     Step("thread", 2400, C_TESTS + "SAN=thread", long="7 minutes; who changes C runs it for what has changed"),
     Step("long", 5400, PYTEST + "-m long --durations=0 tests", long="slow by nature; long.py has the reasons"),
-    Step("schedules", 5400, VIRTUAL + "SEEDS=30000", long="20 minutes; the check has a few hundred schedules"),
+    Step("schedules", 5400, VIRTUAL + "SEEDS=6500", long="20 minutes; the check has a few hundred schedules"),
     Step("interrupted", 1800, "make -s --no-print-directory -C tests interrupted", long="a build of its own"),
     Step("chaos", 5400, CHAOS, long="20 minutes; the check has a few trials"),
     Step("soak", 3600, f"{sys.executable} tests/tools/soak.py --minutes 30", long="the check has half a minute"),

@@ -331,6 +331,8 @@ void hvd_engine_free(struct hvd_engine *engine)
     hvd_inquiry_close(engine);
     hvd_alarm_close(&engine->soon);
     hvd_device_part(engine, false);
+    if (engine->handles.slot)
+        hvd_votes_submit_queued(engine); /* a set that came when the turn had ended is closed with the others */
     hvd_set_close_all(engine);
     hvd_space_close(&engine->space);
     if (!engine->alone && engine->host.size)

@@ -7,6 +7,9 @@
  */
 #include "../engine.h"
 
+#define NAP_NS     1000000u
+#define NAP_MAX_NS 8000000u
+
 /* Whatever was agreed is done here; with `agreed`, in all sets that others are in a leave is agreed too. */
 static bool over(const struct hvd_engine *engine, bool agreed)
 {
@@ -18,6 +21,11 @@ static bool over(const struct hvd_engine *engine, bool agreed)
             return false;
     }
     return true;
+}
+
+static bool has_failed(void *self)
+{
+    return atomic_load(&((struct hvd_engine *)self)->failed);
 }
 
 static bool own_part_done(void *self)
@@ -35,7 +43,10 @@ static bool leave_done(void *self)
 /* The time is up. Others may never finish what was agreed without this rank: then its end is no leave. */
 static void give_up_unfinished(struct hvd_engine *engine)
 {
-    if (hvd_turn_take(engine) && hvd_turn_drive(engine, own_part_done, engine, 0))
+    bool taken;
+    while (!(taken = hvd_turn_take_over(engine, has_failed, engine)) && !has_failed(engine))
+        ; /* a waiter still drives; it comes back within its patience */
+    if (!taken || hvd_turn_drive(engine, own_part_done, engine, 0))
         return;
     char text[320];
     hvd_text_write(
@@ -51,11 +62,11 @@ bool hvd_engine_leaving(struct hvd_engine *engine, uint64_t until_ns)
     bool done = engine->alone;
     if (!done && !atomic_exchange(&engine->leave_wanted, 1))
         hvd_turn_kick(engine);
-    while (!done && hvd_now_ns() < until_ns) {
+    for (uint64_t nap_ns = NAP_NS; !done && hvd_now_ns() < until_ns; nap_ns *= nap_ns < NAP_MAX_NS ? 2 : 1) {
         if (hvd_turn_take(engine))
             done = hvd_turn_drive(engine, leave_done, engine, until_ns);
-        if (!done) /* the turn is elsewhere, or others are late: look again in a millisecond */
-            hvd_futex_wait(&engine->left, atomic_load(&engine->left), 1000000u);
+        if (!done) /* the turn is elsewhere, or others are late; a drive costs up to two milliseconds of CPU */
+            hvd_futex_wait(&engine->left, atomic_load(&engine->left), nap_ns);
     }
     return done;
 }

@@ -12,6 +12,10 @@
  * neighbour that waits itself sends signs of life, so it is not blamed for another's silence. A rank that waits for its
  * leader gives it two ticks more, since the leader knows better who it is.
  *
+ * Who finds a rank silent leaves, and its streams end. A rank that cannot be told why, since the silent one is between
+ * the two, would blame the rank that left. So where a set had waited for two ticks before the stream ended, its end
+ * proves nothing, and who is lost is decided here.
+ *
  * Once a rank has left there are no rounds any more, and the tree may be in pieces. What was agreed before may still
  * move; where none of it does for several times as long, whom this rank waits for is told as lost. That may be a rank
  * that waits itself: nobody can be asked. Better a name that leads there than to wait for ever.
@@ -26,6 +30,8 @@
 #define TICKS_MUTE   6
 #define TICKS        (TICKS_WAITED + TICKS_MUTE)
 #define TICKS_ALONE  (4 * TICKS)
+/* From the end of a stream until its peer is blamed nevertheless: in that time a rank has waited for its leader. */
+#define TICKS_SUSPECTED (TICKS + 3)
 
 uint64_t hvd_silence_progress(const struct hvd_set *set)
 {
@@ -143,6 +149,14 @@ void hvd_silence_tick(struct hvd_engine *engine)
             (engine->set[i]->left ? look_at_rest : look_at)(engine, engine->set[i]);
             look_at_links(engine, engine->set[i]);
         }
+}
+
+bool hvd_silence_decides(const struct hvd_engine *engine, uint64_t now)
+{
+    const struct hvd_suspicion *suspicion = &engine->suspicion;
+    const struct hvd_set *set = engine->by_number[suspicion->set];
+    return suspicion->waited >= TICKS_WAITED && set && set->waited >= TICKS_WAITED &&
+           now - suspicion->since_ns < (uint64_t)TICKS_SUSPECTED * (uint64_t)hvd_silence_tick_ms(engine) * 1000000u;
 }
 
 int hvd_silence_tick_ms(const struct hvd_engine *engine)

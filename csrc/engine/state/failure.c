@@ -94,6 +94,7 @@ void hvd_abort_suspect(struct hvd_engine *engine, const struct hvd_set *set, int
     suspicion->culprit = rank;
     suspicion->set = set->number;
     suspicion->missed = missed;
+    suspicion->waited = set->waited;
     hvd_text_copy(suspicion->text, sizeof suspicion->text, text);
     atomic_store(&engine->alarm_ns, suspicion->since_ns + HVD_PATIENCE_NS);
     hvd_turn_call(engine); /* it may sleep without end */

@@ -293,21 +293,32 @@ static int look_around(struct hvd_p2p_run *run, struct hvd_error *error)
     return code == HVD_OK ? HVD_AGAIN : code;
 }
 
+/* Will look_around look for the ends of peers? Otherwise an end would be news for ever. */
+static bool ends_are_news(const struct hvd_p2p_run *run)
+{
+    bool lost = run->leaving && *run->leaving;
+    for (int peer = 0; peer < run->shape.size; peer++)
+        lost |= peer != run->shape.rank && run->link[peer]->over;
+    return !lost;
+}
+
 int hvd_p2p_watch(const struct hvd_p2p_run *run, struct pollfd *news)
 {
     int count = 0;
+    bool ends = ends_are_news(run);
     bool receives = run->in.i < run->steps && (run->in.at > 0 ? run->in.at < total_in(run) : may_recv(run));
     for (int peer = 0; peer < run->shape.size; peer++) {
         const struct hvd_link *link = run->link[peer];
         if (peer == run->shape.rank || link->fd < 0 || link->over || link->forged)
             continue;
-        short what = POLLRDHUP;
+        short what = ends ? POLLRDHUP : 0;
         if (receives && run->in.step.from == peer)
             what |= POLLIN;
         bool sends = run->was_early || (run->out.i < run->steps && run->out.step.to == peer);
         if (sends && link->wants_out)
             what |= POLLOUT;
-        news[count++] = (struct pollfd){.fd = link->fd, .events = what};
+        if (what)
+            news[count++] = (struct pollfd){.fd = link->fd, .events = what};
     }
     return count;
 }
