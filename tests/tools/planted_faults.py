@@ -1,7 +1,7 @@
 """Do the programs in virtual time find faults? Each fault of tests/c/virtual_faults.txt is planted and looked for.
 
     make -C tests planted                                  all of them
-    python tests/tools/planted_faults.py [NAME...]         these; needs the build of `make -C tests virtual SEEDS=0`
+    python tests/tools/planted_faults.py [NAME...]         these; needs `make -C tests virtual-build`
                                          [--seeds 2000]    schedules of each program at most
 
 The file that the fault is in is compiled with the fault, by the command with which make builds it, and linked with the
@@ -71,7 +71,7 @@ def read_faults(text: str) -> list[Fault]:
 
 def commands() -> list[str]:
     """Those with which make builds the programs: one for each object, and one that links them."""
-    words = ["make", "-n", "-B", "--no-print-directory", "-C", str(ROOT / "tests"), "virtual"]
+    words = ["make", "-n", "-B", "--no-print-directory", "-C", str(ROOT / "tests"), "virtual-build"]
     return subprocess.run(words, check=True, capture_output=True, text=True).stdout.splitlines()
 
 
@@ -156,7 +156,7 @@ def main() -> int:
     for fault in wanted:
         wrong = look_for(fault, known, words.seeds)
         if wrong:
-            print(f"{fault.name:24}  {wrong}", flush=True)
+            print(f"{fault.name:24}  {wrong} ({fault.what})", flush=True)
             bad += 1
     print(f"{len(wanted) - bad} of {len(wanted)} found")
     return 1 if bad else 0
