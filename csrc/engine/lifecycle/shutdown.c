@@ -9,6 +9,7 @@
 
 #define NAP_NS     1000000u
 #define NAP_MAX_NS 8000000u
+#define TURN_NS    1000000000u /* far more than a waiter holds the turn for */
 
 /* Whatever was agreed is done here; with `agreed`, in all sets that others are in a leave is agreed too. */
 static bool over(const struct hvd_engine *engine, bool agreed)
@@ -44,9 +45,10 @@ static bool leave_done(void *self)
 static void give_up_unfinished(struct hvd_engine *engine)
 {
     bool taken;
-    while (!(taken = hvd_turn_take_over(engine, has_failed, engine)) && !has_failed(engine))
-        ; /* a waiter still drives; it comes back within its patience */
-    if (!taken || hvd_turn_drive(engine, own_part_done, engine, 0))
+    uint64_t until_ns = hvd_now_ns() + TURN_NS;
+    while (!(taken = hvd_turn_take_over(engine, has_failed, engine)) && !has_failed(engine) && hvd_now_ns() < until_ns)
+        ; /* a waiter still drives */
+    if (taken ? hvd_turn_drive(engine, own_part_done, engine, 0) : has_failed(engine))
         return;
     char text[320];
     hvd_text_write(
