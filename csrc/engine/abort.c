@@ -140,8 +140,10 @@ void hvd_abort_left(struct hvd_engine *engine, struct hvd_set *set, int rank)
     set->leaver = set->member[rank];
     hvd_abort_left_text(set->leaver, why, sizeof why);
     hvd_trace_add(&engine->trace, HVD_TRACE_leave, (uint32_t)set->leaver, hvd_trace_value(0, set->number, 0));
-    if (set->number == 0)
+    if (set->number == 0) {
         atomic_store(&engine->left, (uint32_t)set->leaver + 1);
+        hvd_futex_wake(&engine->left, INT32_MAX); /* who waits to leave, see shutdown.c */
+    }
     if (set->leaver != engine->options.rank && !atomic_load(&engine->leaver))
         atomic_store(&engine->leaver, (uint32_t)set->leaver + 1);
     hvd_coord_pending(set->coord, fail_pending, &(struct pending){engine, why});

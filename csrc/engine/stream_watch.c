@@ -133,14 +133,19 @@ bool hvd_stream_listen(struct hvd_engine *engine, bool asleep, uint64_t *since_n
     return on;
 }
 
+void hvd_stream_tell_listener(struct hvd_engine *engine)
+{
+    if (atomic_exchange(&engine->host.control->seat[engine->host.rank].asleep.word, 0) &&
+        atomic_load(&engine->listening))
+        hvd_turn_ring(engine); /* the listener believes that it will be rung */
+}
+
 void hvd_stream_heard(struct hvd_engine *engine, int fd)
 {
     uint8_t has = atomic_load(&engine->wire_byte[fd]);
     while (has && !atomic_compare_exchange_weak(&engine->wire_byte[fd], &has, HVD_WIRE_OURS))
         ; /* 0: it was closed meanwhile */
-    if (atomic_exchange(&engine->host.control->seat[engine->host.rank].asleep.word, 0) &&
-        atomic_load(&engine->listening))
-        hvd_turn_ring(engine); /* the listener believes that it will be rung */
+    hvd_stream_tell_listener(engine);
 }
 
 static bool settled(struct hvd_stream_table *wires)

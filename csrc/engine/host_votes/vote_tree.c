@@ -193,12 +193,25 @@ void hvd_tree_tick(struct hvd_engine *engine, struct hvd_set *set, bool waits)
     }
 }
 
+static bool is_mute(const struct hvd_neighbor *near, uint64_t round, int ticks)
+{
+    return near->has[round & 1] != round && near->mute >= ticks;
+}
+
 int hvd_tree_mute(const struct hvd_tree *tree, uint64_t round, int ticks)
 {
     for (int i = 0; i < tree->count; i++)
-        if (tree->near[i].has[round & 1] != round && tree->near[i].mute >= ticks)
+        if (is_mute(&tree->near[i], round, ticks))
             return tree->near[i].rank;
     return -1;
+}
+
+bool hvd_tree_is_mute(const struct hvd_tree *tree, int rank, uint64_t round, int ticks)
+{
+    for (int i = 0; i < tree->count; i++)
+        if (tree->near[i].rank == rank)
+            return is_mute(&tree->near[i], round, ticks);
+    return false;
 }
 
 /* May a neighbour still speak? Before anybody has left, the end of its stream is the job's. */

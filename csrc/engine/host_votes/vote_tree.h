@@ -112,6 +112,7 @@ void hvd_tree_part(struct hvd_engine *engine, struct hvd_set *set);
  * set, whose vote of this round is missing and of whom nothing has been heard for so many ticks; -1: none. */
 void hvd_tree_tick(struct hvd_engine *engine, struct hvd_set *set, bool waits);
 int hvd_tree_mute(const struct hvd_tree *tree, uint64_t round, int ticks);
+bool hvd_tree_is_mute(const struct hvd_tree *tree, int rank, uint64_t round, int ticks); /* false: no neighbour */
 /* Has all that was to be said left? */
 bool hvd_tree_idle(const struct hvd_tree *tree);
 /* In the global set. above: the neighbour on the way to rank 0; NULL: there is none, or it has left. reaches: does the

@@ -325,6 +325,17 @@ void hvd_engine_stop(struct hvd_engine *engine)
     /* The turn is never given back: late waiters find their handles done. */
 }
 
+/* Sets that were to be opened when the turn had ended: they are closed with the others. */
+static void take_late_sets(struct hvd_engine *engine)
+{
+    uint32_t next;
+    for (uint32_t index = hvd_handles_drain(&engine->handles); index != HVD_SLOT_NONE; index = next) {
+        next = hvd_handles_next(&engine->handles, index);
+        if (engine->handles.slot[index].request.kind == HVD_ENGINE_SET_OPEN)
+            hvd_set_turn(engine, index);
+    }
+}
+
 void hvd_engine_free(struct hvd_engine *engine)
 {
     hvd_turn_thread_stop(engine);
@@ -332,7 +343,7 @@ void hvd_engine_free(struct hvd_engine *engine)
     hvd_alarm_close(&engine->soon);
     hvd_device_part(engine, false);
     if (engine->handles.slot)
-        hvd_votes_submit_queued(engine); /* a set that came when the turn had ended is closed with the others */
+        take_late_sets(engine);
     hvd_set_close_all(engine);
     hvd_space_close(&engine->space);
     if (!engine->alone && engine->host.size)

@@ -64,11 +64,13 @@ bool hvd_engine_leaving(struct hvd_engine *engine, uint64_t until_ns)
     bool done = engine->alone;
     if (!done && !atomic_exchange(&engine->leave_wanted, 1))
         hvd_turn_kick(engine);
-    for (uint64_t nap_ns = NAP_NS; !done && hvd_now_ns() < until_ns; nap_ns *= nap_ns < NAP_MAX_NS ? 2 : 1) {
+    for (uint64_t nap_ns = NAP_NS; !done && hvd_now_ns() < until_ns;) {
         if (hvd_turn_take(engine))
             done = hvd_turn_drive(engine, leave_done, engine, until_ns);
+        uint32_t left = atomic_load(&engine->left);
         if (!done) /* the turn is elsewhere, or others are late; a drive costs up to two milliseconds of CPU */
-            hvd_futex_wait(&engine->left, atomic_load(&engine->left), nap_ns);
+            hvd_futex_wait(&engine->left, left, nap_ns);
+        nap_ns = left ? NAP_NS : nap_ns < NAP_MAX_NS ? 2 * nap_ns : nap_ns; /* once agreed it is soon over */
     }
     return done;
 }

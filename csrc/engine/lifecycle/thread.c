@@ -76,7 +76,8 @@ static int look_around(struct hvd_engine *engine, bool tick)
     uint32_t asked = HVD_DOZE_ASKED;
     atomic_compare_exchange_strong(&engine->dozing, &asked, HVD_DOZE_HEARD);
     if (!hvd_turn_take(engine)) {
-        hvd_engine_kick(engine); /* the holder may sleep on streams: what is quiet has not told it */
+        if (hvd_handles_queued(&engine->handles))
+            hvd_stream_tell_listener(engine); /* what is quiet has not */
         return atomic_load(&engine->dozing) == HVD_DOZE_HEARD || hvd_handles_queued(&engine->handles) ||
                        atomic_load(&engine->polled)
                    ? HVD_DOZE_MS

@@ -13,8 +13,8 @@
  * leader gives it two ticks more, since the leader knows better who it is.
  *
  * Who finds a rank silent leaves, and its streams end. A rank that cannot be told why, since the silent one is between
- * the two, would blame the rank that left. So where a set had waited for two ticks before the stream ended, its end
- * proves nothing, and who is lost is decided here.
+ * the two, would blame the rank that left. So where a set had waited for two ticks before the stream ended, and not for
+ * that rank, its end proves nothing, and who is lost is decided here.
  *
  * Once a rank has left there are no rounds any more, and the tree may be in pieces. What was agreed before may still
  * move; where none of it does for several times as long, whom this rank waits for is told as lost. That may be a rank
@@ -151,11 +151,24 @@ void hvd_silence_tick(struct hvd_engine *engine)
         }
 }
 
+/* Is it this rank, by its number in the job, that the set waits for in silence? */
+static bool is_awaited(const struct hvd_set *set, int rank)
+{
+    uint64_t round = hvd_coord_round(set->coord);
+    if (!set->tree)
+        return rank == set->member[set->local[0]];
+    for (int peer = 0; peer < set->size; peer++)
+        if (set->member[peer] == rank)
+            return hvd_tree_is_mute(set->tree, peer, round, TICKS_WAITED);
+    return false;
+}
+
 bool hvd_silence_decides(const struct hvd_engine *engine, uint64_t now)
 {
     const struct hvd_suspicion *suspicion = &engine->suspicion;
     const struct hvd_set *set = engine->by_number[suspicion->set];
-    return suspicion->waited >= TICKS_WAITED && set && set->waited >= TICKS_WAITED &&
+    bool waits = set && set->waited >= TICKS_WAITED && hvd_silence_progress(set) == set->progress;
+    return suspicion->waited >= TICKS_WAITED && waits && !is_awaited(set, suspicion->culprit) &&
            now - suspicion->since_ns < (uint64_t)TICKS_SUSPECTED * (uint64_t)hvd_silence_tick_ms(engine) * 1000000u;
 }
 

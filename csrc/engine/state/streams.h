@@ -65,6 +65,8 @@ void hvd_stream_count(struct hvd_engine *engine, struct hvd_set *set);
 int hvd_stream_counts(struct hvd_engine *engine, int number, int peer, struct hvd_link_counts *counts);
 /* By the engine thread: epoll has spoken for this descriptor, once. */
 void hvd_stream_heard(struct hvd_engine *engine, int fd);
+/* By the engine thread, which has found the turn held: its holder, if it sleeps, or is about to, looks again. */
+void hvd_stream_tell_listener(struct hvd_engine *engine);
 /* By a rank that ends, before its streams are closed: returns when all that it has sent has arrived, or after the
  * time for leaving. */
 void hvd_stream_settle(struct hvd_engine *engine, int timeout_ms);
