@@ -166,11 +166,7 @@ void hvd_stream_settle(struct hvd_engine *engine, int timeout_ms)
             struct hvd_tree *tree = engine->set[i]->tree; /* last words that found no room at once */
             for (int k = 0; tree && k < tree->count; k++)
                 hvd_neighbor_flush(engine, engine->set[i], &tree->near[k]);
-            if (tree && !hvd_tree_idle(tree)) {
-                all = false;
-                continue;
-            }
-            all &= settled(engine->set[i]->vote_wires);
+            all &= (!tree || hvd_tree_idle(tree)) && settled(engine->set[i]->vote_wires);
             all &= settled(engine->set[i]->wires);
         }
         if (all || hvd_now_ns() >= until_ns)

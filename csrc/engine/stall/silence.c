@@ -159,7 +159,7 @@ static bool is_awaited(const struct hvd_set *set, int rank)
         return rank == set->member[set->local[0]];
     for (int peer = 0; peer < set->size; peer++)
         if (set->member[peer] == rank)
-            return hvd_tree_is_mute(set->tree, peer, round, TICKS_WAITED);
+            return hvd_tree_is_mute(set->tree, peer, round, 1);
     return false;
 }
 

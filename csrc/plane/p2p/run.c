@@ -302,11 +302,23 @@ static bool ends_are_news(const struct hvd_p2p_run *run)
     return !lost;
 }
 
+/* Does a step come to receiving? Not where what is to be sent before finds its stream ended: bytes that lie there would
+ * be news for ever. */
+static bool comes_to_receive(const struct hvd_p2p_run *run)
+{
+    bool ended = false;
+    for (int peer = 0; peer < run->shape.size; peer++)
+        if (peer != run->shape.rank && run->link[peer]->over)
+            ended |= run->was_early || (run->out.i < run->steps && run->out.step.to == peer);
+    return !ended;
+}
+
 int hvd_p2p_watch(const struct hvd_p2p_run *run, struct pollfd *news)
 {
     int count = 0;
     bool ends = ends_are_news(run);
-    bool receives = run->in.i < run->steps && (run->in.at > 0 ? run->in.at < total_in(run) : may_recv(run));
+    bool receives = comes_to_receive(run) && run->in.i < run->steps &&
+                    (run->in.at > 0 ? run->in.at < total_in(run) : may_recv(run));
     for (int peer = 0; peer < run->shape.size; peer++) {
         const struct hvd_link *link = run->link[peer];
         if (peer == run->shape.rank || link->fd < 0 || link->over || link->forged)
