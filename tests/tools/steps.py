@@ -89,7 +89,9 @@ STEPS = (
     Step("thread", 2400, C_TESTS + "SAN=thread", long="7 minutes; who changes C runs it for what has changed"),
     Step("long", 5400, PYTEST + "-m long --durations=0 tests", long="slow by nature; long.py has the reasons"),
     Step("schedules", 5400, VIRTUAL + "SEEDS=6500", long="20 minutes; the check has a few hundred schedules"),
-    Step("planted", 3600, "make -s -C tests planted", long="a build of its own, and whether those schedules find faults"),
+    Step(
+        "planted", 3600, "make -s -C tests planted", long="a build of its own, and whether those schedules find faults"
+    ),
     Step("interrupted", 1800, "make -s --no-print-directory -C tests interrupted", long="a build of its own"),
     Step("chaos", 5400, CHAOS, long="20 minutes; the check has a few trials"),
     Step("soak", 3600, f"{sys.executable} tests/tools/soak.py --minutes 30", long="the check has half a minute"),
