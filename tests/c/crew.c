@@ -150,7 +150,7 @@ struct hvd_options crew_options(int rank, int size)
                                   .cross_size = 1,
                                   .job = 4711,
                                   .epoch = 0,
-                                  .store_fd = crew_store_fd[rank] ? crew_store_fd[rank] : -1,
+                                  .store_fd = -1,
                                   .fusion_bytes = 64 << 20,
                                   .slots_max = 1024,
                                   .start_timeout_ms = 20000,
@@ -185,6 +185,7 @@ int crew_open(int rank, int size, int life, hvd_boot_allgather *allgather, void 
     struct hvd_options options = crew_options(rank, size);
     struct row row;
     options.epoch = (uint64_t)life;
+    options.store_fd = crew_store_fd[rank] ? crew_store_fd[rank] : -1;
     link_options(&options, &row);
     return hvd_engine_open(&options, allgather, self, in_process, (uint32_t)life + 1, engine, error);
 }

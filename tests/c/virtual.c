@@ -25,7 +25,7 @@
 #include <ucontext.h>
 #include <unistd.h>
 
-enum { STACK_BYTES = 1 << 20, CHANGES = 3, YIELD_NS = 1000, OFF_NS = 50000, SWITCHES_MAX = 20000000 };
+enum { STACK_BYTES = 1 << 20, CHANGES = 3, YIELD_NS = 1000, OFF_NS = 50000, SWITCHES_MAX = 50000000 };
 
 static struct thread {
     jmp_buf at;
