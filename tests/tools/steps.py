@@ -77,7 +77,7 @@ STEPS = (
     Step("mypy", 600, "mypy", check="seconds; what users see is typed", beside=True),
     Step("address,undefined", 1800, C_TESTS + "SAN=address,undefined", check="all C tests, in the form that sees most"),
     Step("bits", 600, BITS, check="as it is shipped: what a sanitizer's build adds otherwise", beside=True),
-    Step("virtual", 600, VIRTUAL + "SEEDS=100", check="20 s: engines in virtual time, lost wake-ups", beside=True),
+    Step("virtual", 600, VIRTUAL + "SEEDS=60", check="20 s: engines in virtual time, lost wake-ups", beside=True),
     Step("counts", 900, COUNTS, check="instructions of the hot paths: a slower one is seen at once", beside=True),
     Step(
         "pytest",
