@@ -96,7 +96,10 @@ def test_a_rule_that_raises_at_the_end_of_a_step_is_told_to_all_ranks():
     with pytest.raises(hvd.HvdError, match=said):
         table.step()
         table.pull([1])
-    hvd.barrier()  # the other rank is still to be told
+    try:
+        hvd.barrier()  # the other rank is still to be told
+    except hvd.HvdPeerLostError as error:  # rank 0 was faster: a table that failed lets nobody leave its servers first
+        assert hvd.rank() == 1 and "which has left the job" in str(error)
     hvd.shutdown()
 
 
