@@ -19,9 +19,10 @@ enum {
     SWITCHES = 30000,
     SETTLED = 8000,
     SWITCHES_MS = 20,
-    DELAY_MS = 50
+    DELAY_MS = 50,
+    MESSAGES = 4
 };
-static uint64_t chosen, at;
+static uint64_t chosen, at, delay_ms;
 static int victim;
 static bool ends;
 
@@ -30,7 +31,7 @@ static void check(int rank, int code, const char *text, int silence_ms)
 {
     char name[16];
     uint64_t late_ms = (virtual_now() - virtual_stopped_ns()) / VIRTUAL_MS;
-    uint64_t limit_ms = END_MS + (ends ? 0 : (uint64_t)silence_ms);
+    uint64_t limit_ms = END_MS + MESSAGES * delay_ms + (ends ? 0 : (uint64_t)silence_ms);
     uint64_t switches = virtual_switches() - at;
     snprintf(name, sizeof name, "rank %d", victim);
     if (switches > SWITCHES + SWITCHES_MS * late_ms) {
@@ -105,6 +106,7 @@ void virtual_death(uint64_t seed, bool weak)
         virtual_store = VIRTUAL_NO_STORE;
     at = 1 + virtual_below(&chosen, SWITCHES) + (virtual_below(&chosen, 4) ? SETTLED : 0);
     plan.delay_ns = virtual_below(&chosen, 3) ? 0 : virtual_below(&chosen, DELAY_MS * VIRTUAL_MS);
+    delay_ms = plan.delay_ns / VIRTUAL_MS;
     virtual_describe("rank %d %s at switch %llu, limit %d ms, store %d", victim, ends ? "ends" : "is frozen",
                      (unsigned long long)at, crew_peer_timeout_ms, virtual_store);
     virtual_begin(&plan);

@@ -10,7 +10,7 @@
 
 #include <unistd.h>
 
-enum { STEPS = 10, WAIT_MS = 10000, LATE_NS = 3 * VIRTUAL_MS, MESSAGES = 10, COUNT_MAX = 4000 };
+enum { STEPS = 10, WAIT_MS = 10000, LATE_NS = 3 * VIRTUAL_MS, MESSAGES = 20, COUNT_MAX = 4000 };
 static uint64_t chosen, delay_ns, last_ns; /* when the last rank had submitted all */
 static int leaver = -1, leaves_at, ready;  /* ranks that have */
 

@@ -45,11 +45,18 @@ struct met {
     int gone; /* a rank that has ended; -1: none */
 };
 
+static int gone(void)
+{
+    int gone = -1;
+    for (int rank = 0; rank < meeting.size; rank++)
+        gone = virtual_stopped(rank) ? rank : gone;
+    return gone;
+}
+
 static bool met(void *self)
 {
     struct met *met = self;
-    for (int rank = 0; rank < meeting.size; rank++)
-        met->gone = virtual_stopped(rank) ? rank : met->gone;
+    met->gone = gone();
     return meeting.generation > met->generation || met->gone >= 0;
 }
 
@@ -60,7 +67,7 @@ static int gather(void *self, const void *mine, size_t bytes, void *all, char *t
     char(*part)[BLOCK] = meeting.part[meeting.generation % 2];
     CHECK(bytes <= BLOCK);
     memcpy(part[rank], mine, bytes);
-    if (++meeting.arrived == meeting.size)
+    if (++meeting.arrived == meeting.size && gone() < 0) /* one that has ended fails it for all */
         meeting.arrived = 0, meeting.generation++;
     virtual_news();
     virtual_wait(met, &met_at, "the other ranks at init");
