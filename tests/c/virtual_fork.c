@@ -22,7 +22,7 @@ enum { STEPS = 8, FORKS = 3, COUNT = 300, FILES = 1024, WAIT_MS = 3000, LATE_NS 
 static uint64_t chosen, last_ns[STEPS];
 static struct hvd_engine *engines[VIRTUAL_RANKS]; /* as api.c has its one: from the end of init to that of leave */
 static float *tensor[VIRTUAL_RANKS], first[VIRTUAL_RANKS];
-static bool in_process, was_open[FILES];
+static bool in_process, forking, was_open[FILES];
 static int unsettled, dies, forker, forks, me, kept, end_of[FORKS],
     childs_end; /* unsettled: engines that are not in `engines` */
 static struct objects {
@@ -56,7 +56,8 @@ static void look_at_objects(struct objects *objects)
 static void before_fork(void)
 {
     me = virtual_me;
-    virtual_write_out(me);
+    for (int i = 0; i < VIRTUAL_THREADS; i++) /* the kernel interrupts all CPUs for it */
+        virtual_write_out(i);
     virtual_me = -1; /* no other thread goes on until the child has said how it is */
     look_at_objects(&before);
 }
@@ -130,12 +131,14 @@ static void fork_here(int size)
     CHECK(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair) == 0);
     end_of[most] = pair[0];
     childs_end = pair[1];
+    forking = true;
     if (fork() == 0) {
         for (int i = 0; i <= most; i++)
             close(end_of[i]);
         run_child(pair[1], size);
     }
     forks++;
+    forking = false;
 }
 
 static void *fork_at_random(void *size)
@@ -156,6 +159,8 @@ static bool step(struct hvd_engine *engine, int rank, int size, int number, uint
     for (int i = 0; i < COUNT; i++)
         memory[i] = (float)(rank + i);
     usleep(virtual_below(own, 3) ? 0 : virtual_below(own, 2000));
+    while (forking) /* its memory is copied just now */
+        usleep(20);
     if (tensor[rank]) /* not while it is worked on */
         first[rank]++;
     for (int i = 0; i < COUNT && tensor[rank]; i++)
