@@ -265,7 +265,7 @@ int hvd_check(const struct hvd_request *request, char *text, size_t text_bytes)
     return code;
 }
 
-int hvd_run(const struct hvd_request *like, uintptr_t input, uintptr_t output, int quiet, int wait_ms,
+int hvd_run(const struct hvd_request *like, uintptr_t input, uintptr_t output, int quiet, int64_t wait_ns,
             struct hvd_owner *owner, char *text, size_t text_bytes)
 {
     struct hvd_engine *engine = hvd_api_enter();
@@ -275,15 +275,15 @@ int hvd_run(const struct hvd_request *like, uintptr_t input, uintptr_t output, i
     struct hvd_request request = *like;
     request.input = (const void *)input;
     request.output = (void *)output;
-    request.quiet = wait_ms > 0 ? HVD_QUIET : quiet;
-    int64_t outcome = hvd_engine_run(engine, &request, wait_ms, text, text_bytes);
+    request.quiet = wait_ns > 0 ? HVD_QUIET : quiet;
+    int64_t outcome = hvd_engine_run(engine, &request, wait_ns, text, text_bytes);
     owner->handle = outcome > 0 ? outcome : 0;
     owner->code = outcome > 0 ? HVD_AGAIN : (int)outcome;
     hvd_api_go_out();
     return owner->code;
 }
 
-int hvd_finish(struct hvd_owner *owner, int timeout_ms, char *text, size_t text_bytes)
+int hvd_finish(struct hvd_owner *owner, int64_t wait_ns, char *text, size_t text_bytes)
 {
     if (!owner->handle) {
         hvd_text_copy(text, text_bytes, HVD_TOLD_NOBODY);
@@ -292,7 +292,7 @@ int hvd_finish(struct hvd_owner *owner, int timeout_ms, char *text, size_t text_
     struct hvd_engine *engine = hvd_api_enter();
     if (!engine)
         return hvd_api_state(text, text_bytes);
-    int code = hvd_engine_finish(engine, owner->handle, timeout_ms, text, text_bytes);
+    int code = hvd_engine_finish(engine, owner->handle, wait_ns, text, text_bytes);
     hvd_api_go_out();
     if (code != HVD_AGAIN)
         *owner = (struct hvd_owner){0, code};

@@ -226,7 +226,7 @@ int hvd_fetch(int64_t handle, uintptr_t to, uintptr_t stream, char *text, size_t
 int hvd_forget(int64_t handle); /* frees the slot and the engine's output; HVD_AGAIN: the work is still in flight */
 
 /* The short way, for what is called again and again. `owner` exists before the call: an exception right after it loses
- * no handle. run submits what is like `like` but for its memory and `quiet`, and waits for wait_ms,
+ * no handle. run submits what is like `like` but for its memory and `quiet`, and waits for wait_ns nanoseconds,
  * not for kinds that have a hvd_result: HVD_OK, over and forgotten; HVD_AGAIN, in flight; else why it was refused or
  * has failed. finish is hvd_wait and, unless that says HVD_AGAIN, hvd_forget; of what is over it says again how it
  * ended. */
@@ -234,9 +234,9 @@ struct hvd_owner {
     int64_t handle; /* 0: nothing is under way, and `code` says how it ended */
     int code;
 };
-int hvd_run(const struct hvd_request *like, uintptr_t input, uintptr_t output, int quiet, int wait_ms,
+int hvd_run(const struct hvd_request *like, uintptr_t input, uintptr_t output, int quiet, int64_t wait_ns,
             struct hvd_owner *owner, char *text, size_t text_bytes);
-int hvd_finish(struct hvd_owner *owner, int timeout_ms, char *text, size_t text_bytes);
+int hvd_finish(struct hvd_owner *owner, int64_t wait_ns, char *text, size_t text_bytes);
 
 /* Proposes a size of buckets for the global set (others keep the option's). It rides in this rank's next vote and is in
  * force on all ranks from the plan of the round that decides it; of several proposed in one round, the greatest.

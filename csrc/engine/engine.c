@@ -157,7 +157,7 @@ static int told(struct hvd_engine *engine, const struct awaited *awaited, char *
     return slot->code;
 }
 
-int hvd_engine_wait(struct hvd_engine *engine, int64_t handle, int timeout_ms, char *text, size_t text_bytes)
+static int wait_for(struct hvd_engine *engine, int64_t handle, int64_t wait_ns, char *text, size_t text_bytes)
 {
     struct hvd_slot *slot = hvd_handles_find(&engine->handles, handle);
     if (!slot)
@@ -165,8 +165,7 @@ int hvd_engine_wait(struct hvd_engine *engine, int64_t handle, int timeout_ms, c
     struct awaited awaited = {slot, (uint32_t)(handle >> 16) << 2 | HVD_SLOT_BUSY};
     if (over(&awaited)) /* and nobody needs the time */
         return told(engine, &awaited, text, text_bytes);
-    uint64_t since_ns = hvd_now_ns(), now_ns = since_ns,
-             until_ns = since_ns + (uint64_t)(timeout_ms > 0 ? timeout_ms : 0) * 1000000u;
+    uint64_t since_ns = hvd_now_ns(), now_ns = since_ns, until_ns = since_ns + (uint64_t)(wait_ns > 0 ? wait_ns : 0);
     bool patient = true;
     atomic_fetch_add(&engine->waiters, 1);
     hvd_flight_watch(engine, slot, true);
@@ -181,6 +180,11 @@ int hvd_engine_wait(struct hvd_engine *engine, int64_t handle, int timeout_ms, c
     if (now_ns != since_ns && slot->request.kind != HVD_JOIN)
         hvd_count(engine, HVD_COUNT_exposed_ns, (int64_t)(now_ns - since_ns));
     return over(&awaited) ? told(engine, &awaited, text, text_bytes) : HVD_AGAIN;
+}
+
+int hvd_engine_wait(struct hvd_engine *engine, int64_t handle, int timeout_ms, char *text, size_t text_bytes)
+{
+    return wait_for(engine, handle, (int64_t)timeout_ms * 1000000, text, text_bytes);
 }
 
 int hvd_engine_behind(struct hvd_engine *engine, int64_t handle, void *stream, struct hvd_error *error)
@@ -237,10 +241,10 @@ int hvd_engine_reached(struct hvd_engine *engine, const struct hvd_slot *slot, u
     return code;
 }
 
-int hvd_engine_finish(struct hvd_engine *engine, int64_t handle, int timeout_ms, char *text, size_t text_bytes)
+int hvd_engine_finish(struct hvd_engine *engine, int64_t handle, int64_t wait_ns, char *text, size_t text_bytes)
 {
-    uint64_t until_ns = hvd_now_ns() + (uint64_t)(timeout_ms > 0 ? timeout_ms : 0) * 1000000u;
-    int code = hvd_engine_wait(engine, handle, timeout_ms, text, text_bytes);
+    uint64_t until_ns = hvd_now_ns() + (uint64_t)(wait_ns > 0 ? wait_ns : 0);
+    int code = wait_for(engine, handle, wait_ns, text, text_bytes);
     struct hvd_slot *slot = hvd_handles_find(&engine->handles, handle);
     if (!slot && code == HVD_OK) { /* two threads waited for it, and the other one has forgotten it */
         hvd_text_copy(text, text_bytes, "this handle was synchronized by another thread meanwhile" HVD_ENDS(218));
@@ -253,22 +257,22 @@ int hvd_engine_finish(struct hvd_engine *engine, int64_t handle, int timeout_ms,
     return code;
 }
 
-int64_t hvd_engine_run(struct hvd_engine *engine, const struct hvd_request *request, int wait_ms, char *text,
+int64_t hvd_engine_run(struct hvd_engine *engine, const struct hvd_request *request, int64_t wait_ns, char *text,
                        size_t text_bytes)
 {
     struct hvd_error error;
     int64_t handle;
     hvd_error_none(&error);
-    if (wait_ms > 0 && (request->kind == HVD_ALLGATHER || request->kind == HVD_ALLTOALL || request->kind == HVD_JOIN))
+    if (wait_ns > 0 && (request->kind == HVD_ALLGATHER || request->kind == HVD_ALLTOALL || request->kind == HVD_JOIN))
         handle = hvd_fail(&error, HVD_EINVAL, HVD901 "%s has a result: submit it, wait, and fetch that",
                           hvd_engine_kind(request->kind));
     else
         handle = hvd_engine_submit(engine, request, &error);
     if (handle < 0)
         hvd_text_copy(text, text_bytes, error.text);
-    if (handle < 0 || wait_ms <= 0)
+    if (handle < 0 || wait_ns <= 0)
         return handle;
-    int code = hvd_engine_finish(engine, handle, wait_ms, text, text_bytes);
+    int code = hvd_engine_finish(engine, handle, wait_ns, text, text_bytes);
     return code == HVD_AGAIN ? handle : code;
 }
 

@@ -238,7 +238,7 @@ int hvd_engine_guarded(struct hvd_engine *engine, char *text, size_t text_bytes)
 int hvd_engine_tune(struct hvd_engine *engine, int64_t fusion_bytes, struct hvd_error *error); /* as hvd_tune */
 int64_t hvd_engine_submit(struct hvd_engine *engine, const struct hvd_request *request, struct hvd_error *error);
 int hvd_engine_check(struct hvd_engine *engine, const struct hvd_request *request, struct hvd_error *error);
-int64_t hvd_engine_run(struct hvd_engine *engine, const struct hvd_request *request, int wait_ms, char *text,
+int64_t hvd_engine_run(struct hvd_engine *engine, const struct hvd_request *request, int64_t wait_ns, char *text,
                        size_t text_bytes);
 /* By a waiter: do the engine's work until done(self), or patience or time is at an end; false: another thread does it.
  * `patient` begins as true. */
@@ -248,7 +248,7 @@ bool hvd_engine_take_part(struct hvd_engine *engine, bool (*done)(void *self), v
  * until then: HVD_OK, HVD_AGAIN, or why the job has failed meanwhile. */
 int hvd_engine_reached(struct hvd_engine *engine, const struct hvd_slot *slot, uint64_t until_ns, char *text,
                        size_t text_bytes);
-int hvd_engine_finish(struct hvd_engine *engine, int64_t handle, int timeout_ms, char *text, size_t text_bytes);
+int hvd_engine_finish(struct hvd_engine *engine, int64_t handle, int64_t wait_ns, char *text, size_t text_bytes);
 void hvd_engine_kick(struct hvd_engine *engine);
 int hvd_engine_poll(struct hvd_engine *engine, int64_t handle);
 int hvd_engine_behind(struct hvd_engine *engine, int64_t handle, void *stream, struct hvd_error *error);

@@ -24,7 +24,9 @@ from .deadline import within as within
 from .device import raise_failure as raise_failure
 from .inflight import Flight as Flight
 from .inflight import abandon as abandon
+from .inflight import abandoned as abandoned
 from .inflight import forget_all as forget_all
+from .inflight import in_flight as in_flight
 from .inflight import take as take
 from .library import *  # noqa: F403
 from .library import _CODE_NAMES as _CODE_NAMES

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 _OK, _AGAIN = lib.HVD_OK, lib.HVD_AGAIN
 _finish, _poll = lib.hvd_finish, lib.hvd_poll
+_WAIT_NS = WAIT_MS * 1_000_000
 
 in_flight: dict[Any, Flight] = {}  # by name, until its owner has waited: so that a duplicate fails at the call
 abandoned: deque[Abandoned] = deque()
@@ -58,13 +59,14 @@ class Flight:
 
     From `take` to `complete` it has one owner, which drops its reference before `complete`. Threads that wait for one
     handle do so one after the other (`turn`). `free`: the owner has dropped it or knows that it is over, so its name
-    may come again.
+    may come again. `address` is that of `native`, for csrc/python.
     """
 
-    __slots__ = ("free", "keep", "native", "request", "turn")
+    __slots__ = ("address", "free", "keep", "native", "request", "turn")
 
     def __init__(self) -> None:
         self.native = ffi.new("struct hvd_owner *")
+        self.address = int(ffi.cast("uintptr_t", self.native))
         self.turn = threading.RLock()
         self.free = False
         self.keep: Any = None
@@ -84,10 +86,10 @@ class Flight:
     def wait(self) -> Exception | None:
         """Blocks until it is over and forgotten by the core; why it failed, now and ever after."""
         native, text, since = self.native, thread.text, 0.0
-        code = _finish(native, WAIT_MS, text, TEXT_BYTES)
+        code = _finish(native, _WAIT_NS, text, TEXT_BYTES)
         while code == _AGAIN:
             since = waited(since, self.request.name if self.request is not None else None)
-            code = _finish(native, WAIT_MS, text, TEXT_BYTES)
+            code = _finish(native, _WAIT_NS, text, TEXT_BYTES)
         return None if code == _OK else error_for(code, text_of(text))
 
     def wait_for(self, seconds: float) -> Exception | None:

@@ -8,6 +8,7 @@ may look for them. The GIL is free during every call. Only this file imports hvd
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import weakref
 from collections.abc import Sequence
@@ -29,6 +30,7 @@ ALLREDUCE, ALLGATHER, BROADCAST, BARRIER = lib.HVD_ALLREDUCE, lib.HVD_ALLGATHER,
 JOIN, ALLTOALL, REDUCESCATTER = lib.HVD_JOIN, lib.HVD_ALLTOALL, lib.HVD_REDUCESCATTER
 REDUCE, SEND = lib.HVD_REDUCE, lib.HVD_SEND
 TEXT_BYTES = lib.HVD_TEXT_MAX
+EXTENSION = str(sys.modules["hvdlite._cffi"].__file__)  # its file, for csrc/python
 _CODE_NAMES = {getattr(lib, name): name for name in dir(lib) if name.startswith("HVD_E")}
 
 

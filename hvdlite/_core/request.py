@@ -26,7 +26,7 @@ NOW, QUIET, SOON, ASIDE = lib.HVD_NOW, lib.HVD_QUIET, lib.HVD_SOON, lib.HVD_ASID
 _OK, _AGAIN, _DIMS_MAX = lib.HVD_OK, lib.HVD_AGAIN, lib.HVD_DIMS_MAX
 _REDUCES = (lib.HVD_ALLREDUCE, lib.HVD_REDUCE, lib.HVD_REDUCESCATTER)
 _run = lib.hvd_run
-_WAIT_MS = WAIT_MS
+_WAIT_MS, _WAIT_NS = WAIT_MS, WAIT_MS * 1_000_000
 
 _requests: OrderedDict[Any, Request] = OrderedDict()
 
@@ -70,7 +70,7 @@ class Request:
         error = None
         try:
             flight.keep, flight.request = keep, self
-            code = _run(self.native, source, target, QUIET, _WAIT_MS, flight.native, text, TEXT_BYTES)
+            code = _run(self.native, source, target, QUIET, _WAIT_NS, flight.native, text, TEXT_BYTES)
             if code == _AGAIN:
                 error = flight.wait() if seconds is None else flight.wait_for(seconds)
             elif code != _OK:

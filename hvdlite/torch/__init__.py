@@ -19,6 +19,7 @@ from .compression import Compression
 from .graph_break import keep_off_graph as _keep_off_graph
 from .memory import empty
 from .ops import collectives as _ops
+from .ops.fast_calls import fast_calls as _fast_calls
 from .ops.sparse import sparse_allreduce_async
 
 if TYPE_CHECKING:
@@ -66,9 +67,8 @@ _MODULE_OF = {name: module for module, names in _LATER.items() for name in names
 allgather = _ops.allgather
 allgather_async = _ops.allgather_async
 allreduce = _ops.allreduce
-allreduce_ = _ops.allreduce_
 allreduce_async = _ops.allreduce_async
-allreduce_async_ = _ops.allreduce_async_
+allreduce_, allreduce_async_, synchronize = _fast_calls(_ops)
 alltoall = _ops.alltoall
 alltoall_async = _ops.alltoall_async
 broadcast = _ops.broadcast

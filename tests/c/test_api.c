@@ -36,7 +36,7 @@ static int run(float *value, int kind, int wait_ms, char *text)
                                .dims = {1},
                                .prescale = 1,
                                .postscale = 3};
-    return hvd_run(&like, (uintptr_t)value, (uintptr_t)value, HVD_SOON, wait_ms, &owner, text, HVD_TEXT_MAX);
+    return hvd_run(&like, (uintptr_t)value, (uintptr_t)value, HVD_SOON, (int64_t)wait_ms * 1000000, &owner, text, HVD_TEXT_MAX);
 }
 
 static void the_short_way(void)
@@ -52,7 +52,7 @@ static void the_short_way(void)
     CHECK(value == 3 && owner.handle == 0);
     CHECK(run(&value, HVD_ALLREDUCE, 0, text) == HVD_AGAIN && owner.handle > 0);
     struct hvd_owner same = owner;
-    CHECK_CODE(hvd_finish(&owner, 1000, text, sizeof text), HVD_OK, text);
+    CHECK_CODE(hvd_finish(&owner, 1000000000, text, sizeof text), HVD_OK, text);
     CHECK(value == 9 && owner.handle == 0);
     CHECK_CODE(hvd_finish(&owner, 0, text, sizeof text), HVD_OK, "it says again how it ended");
     CHECK(hvd_finish(&same, 0, text, sizeof text) == HVD_EHANDLE && strstr(text, "synchronized") && same.handle == 0);
@@ -119,7 +119,7 @@ static void *finish_it(void *handle)
 {
     char text[HVD_TEXT_MAX];
     struct hvd_owner same = *(const struct hvd_owner *)handle;
-    return (void *)(intptr_t)(hvd_finish(&same, 20000, text, sizeof text) + 100);
+    return (void *)(intptr_t)(hvd_finish(&same, 20000000000, text, sizeof text) + 100);
 }
 
 /* Nobody should, and the thread sanitizer says so. But one of them gets the result, the other one a code, however they
@@ -136,7 +136,7 @@ static void two_threads_wait_for_one_landing(void)
         CHECK(run(&value, HVD_ALLREDUCE, 0, text) == HVD_AGAIN);
         CHECK(pthread_create(&other, NULL, finish_it, &owner) == 0);
         struct hvd_owner same = owner;
-        int mine = hvd_finish(&same, 20000, text, sizeof text);
+        int mine = hvd_finish(&same, 20000000000, text, sizeof text);
         CHECK(pthread_join(other, &code) == 0);
         int others = (int)(intptr_t)code - 100;
         CHECK((mine == HVD_OK || mine == HVD_EHANDLE) && (others == HVD_OK || others == HVD_EHANDLE));

@@ -130,7 +130,7 @@ static void one_sum(const char *name)
     struct hvd_request one = sum_of(name, &value, 1);
     int64_t handle = hvd_submit(&one, text, sizeof text);
     CHECK_CODE(handle > 0, 1, text);
-    CHECK_CODE(hvd_finish(&(struct hvd_owner){.handle = handle}, 10000, text, sizeof text), HVD_OK, text);
+    CHECK_CODE(hvd_finish(&(struct hvd_owner){.handle = handle}, 10000000000, text, sizeof text), HVD_OK, text);
     CHECK(value == 3);
 }
 

@@ -66,7 +66,7 @@ static int launch_and_wait(struct hvd_engine *engine, int rank, int size, int la
         atomic_store(stopped, getpid());
         kill(getpid(), SIGSTOP);
     }
-    return hvd_engine_finish(engine, handle[0], 60000, text, HVD_TEXT_MAX);
+    return hvd_engine_finish(engine, handle[0], 60000000000, text, HVD_TEXT_MAX);
 }
 
 static void does_not_end(struct hvd_engine *engine, int rank, int size)
@@ -125,7 +125,7 @@ static void waits_for_the_user(struct hvd_engine *engine, int rank, int size)
     sum(engine, rank, size);
     void *gate = gpus_gate();
     int64_t handle = begin(engine, "late", &value, rank, gate);
-    CHECK_CODE(hvd_engine_finish(engine, handle, 3 * LIMIT_MS, text, sizeof text), HVD_AGAIN, text);
+    CHECK_CODE(hvd_engine_finish(engine, handle, 3 * LIMIT_MS * (int64_t)1000000, text, sizeof text), HVD_AGAIN, text);
     crew_meet();
     gpus_open_gate(gate);
     CHECK_CODE(crew_wait(engine, handle, text), HVD_OK, text);

@@ -125,29 +125,29 @@ static void run_at_once(struct hvd_engine *engine, int rank, int size)
         float memory = (float)(rank + step);
         struct hvd_request request = a_sum("ran", &memory, HVD_QUIET);
         if (step % 5 == 4 && rank == 0) { /* nobody else is there */
-            int64_t handle = hvd_engine_run(engine, &request, 1, text, sizeof text);
+            int64_t handle = hvd_engine_run(engine, &request, 1000000, text, sizeof text);
             CHECK(handle > 0);
-            CHECK(hvd_engine_finish(engine, handle, 1, text, sizeof text) == HVD_AGAIN);
+            CHECK(hvd_engine_finish(engine, handle, 1000000, text, sizeof text) == HVD_AGAIN);
             CHECK(hvd_engine_forget(engine, handle) == HVD_AGAIN); /* it waits for nobody */
             pthread_barrier_wait(&all_threads);
-            CHECK_CODE(hvd_engine_finish(engine, handle, 20000, text, sizeof text), HVD_OK, text);
+            CHECK_CODE(hvd_engine_finish(engine, handle, 20000000000, text, sizeof text), HVD_OK, text);
             CHECK(hvd_engine_poll(engine, handle) == HVD_EHANDLE);
-            CHECK(hvd_engine_finish(engine, handle, 1, text, sizeof text) == HVD_EHANDLE);
+            CHECK(hvd_engine_finish(engine, handle, 1000000, text, sizeof text) == HVD_EHANDLE);
         } else {
             if (step % 5 == 4)
                 pthread_barrier_wait(&all_threads);
-            CHECK_CODE(hvd_engine_run(engine, &request, 20000, text, sizeof text), HVD_OK, text);
+            CHECK_CODE(hvd_engine_run(engine, &request, 20000000000, text, sizeof text), HVD_OK, text);
         }
         CHECK(memory == (float)(size * (size - 1) / 2 + size * step));
     }
     float memory = 0;
     struct hvd_request request = a_sum("ran", &memory, HVD_QUIET);
     request.op = rank ? HVD_OP_max : HVD_OP_min;
-    CHECK(hvd_engine_run(engine, &request, 20000, text, sizeof text) == HVD_EMISMATCH && strstr(text, "reduce op"));
+    CHECK(hvd_engine_run(engine, &request, 20000000000, text, sizeof text) == HVD_EMISMATCH && strstr(text, "reduce op"));
     request.dtype = 99;
-    CHECK(hvd_engine_run(engine, &request, 20000, text, sizeof text) == HVD_ETYPE && strstr(text, "'ran'"));
+    CHECK(hvd_engine_run(engine, &request, 20000000000, text, sizeof text) == HVD_ETYPE && strstr(text, "'ran'"));
     request.kind = HVD_ALLTOALL;
-    CHECK(hvd_engine_run(engine, &request, 1, text, sizeof text) == HVD_EINVAL && strstr(text, "has a result"));
+    CHECK(hvd_engine_run(engine, &request, 1000000, text, sizeof text) == HVD_EINVAL && strstr(text, "has a result"));
     for (uint32_t i = 0; i < atomic_load(&engine->handles.high); i++)
         CHECK(hvd_slot_state(&engine->handles.slot[i]) == HVD_SLOT_FREE);
 }

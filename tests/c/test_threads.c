@@ -162,7 +162,7 @@ static void *finish(void *self)
 {
     struct landing *landing = self;
     char text[HVD_TEXT_MAX] = "";
-    landing->code = hvd_engine_finish(landing->engine, landing->handle, 60000, text, sizeof text);
+    landing->code = hvd_engine_finish(landing->engine, landing->handle, 60000000000, text, sizeof text);
     return NULL;
 }
 

@@ -50,7 +50,7 @@ static void wait_for(struct hvd_engine *engine, int64_t handle, int round)
 {
     char text[HVD_TEXT_MAX] = "";
     last_ns[round] = virtual_now();
-    CHECK_CODE(hvd_engine_finish(engine, handle, WAIT_MS, text, sizeof text), HVD_OK, text);
+    CHECK_CODE(hvd_engine_finish(engine, handle, WAIT_MS * (int64_t)1000000, text, sizeof text), HVD_OK, text);
     virtual_waited(virtual_now() - last_ns[round]);
     CHECK(virtual_now() < last_ns[round] + LATE_NS);
 }

@@ -102,7 +102,7 @@ static int use(struct seat *seat, struct set set, const char *name, bool may_go)
         if (i < polls)
             hvd_engine_poll(engine, handle), usleep(30);
         else
-            code = hvd_engine_finish(engine, handle, 50, text, sizeof text);
+            code = hvd_engine_finish(engine, handle, 50000000, text, sizeof text);
         seat->inside--;
     }
     for (int rank = 0; rank < seat->size; rank++)
@@ -172,7 +172,7 @@ static void use_set(struct seat *seat, uint64_t *common, struct set *kept)
     else
         *kept = set;
     if (handle)
-        CHECK_CODE(hvd_engine_finish(seat->engine, handle, 50, text, sizeof text), HVD_EINVAL, text);
+        CHECK_CODE(hvd_engine_finish(seat->engine, handle, 50000000, text, sizeof text), HVD_EINVAL, text);
     CHECK_CODE(!handle || strstr(text, HVD_ENDS(213)), 1, text);
     virtual_poison(memory, BYTES);
 }
