@@ -13,7 +13,7 @@
 #include <stdarg.h>
 #include <stdbool.h>
 
-#define HVD_WIRE_VERSION 12    /* grows whenever bytes that ranks exchange change meaning */
+#define HVD_WIRE_VERSION 13    /* grows whenever bytes that ranks exchange change meaning */
 #define HVD_LOCAL_MAX    64    /* ranks on one host, which shared memory serves */
 #define HVD_RANKS_MAX    1024  /* ranks of a job */
 #define HVD_CACHE_LINE   64    /* bytes; flags that different ranks write keep two lines apart */

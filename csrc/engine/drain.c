@@ -29,7 +29,7 @@ void hvd_set_turn(struct hvd_engine *engine, uint32_t index)
             at++;
         engine->set[at] = engine->set[--engine->sets];
         if (!set->alone) /* entered nothing: whoever still looks there finds that this rank has gone */
-            hvd_place_enter(&set->place[set->here], set->life, 0);
+            hvd_place_begin(&set->place[set->here], set->life);
     }
     hvd_handles_finish(&engine->handles, index, HVD_OK, NULL);
 }

@@ -114,7 +114,7 @@ void hvd_set_meet(struct hvd_engine *engine, struct hvd_set *set)
         set->bells.eventfd[i] = engine->host.bells.eventfd[local];
         if (set->number == 0)
             set->place[i] = (struct hvd_place){
-                .round = &seat->round, .posted = &seat->posted, .boards = hvd_host_boards(&engine->host, local)};
+                .line = seat->line, .posted = &seat->posted, .boards = hvd_host_boards(&engine->host, local)};
         else
             set->place[i] = hvd_space_place(&engine->space, local, set->number);
     }
@@ -247,7 +247,7 @@ static int open_member(struct hvd_engine *engine, struct hvd_set *set, struct hv
         code = hvd_space_take(&engine->space, set->number, error);
         if (code == HVD_OK) {
             hvd_set_meet(engine, set);
-            hvd_place_enter(&set->place[set->here], set->life, 0);
+            hvd_place_begin(&set->place[set->here], set->life);
         }
     }
     if (code == HVD_OK)

@@ -117,7 +117,7 @@ struct hvd_set {
     int planes_count;
     struct hvd_stream_table *wires, *vote_wires; /* for tensors, and of a leader for votes; NULL: none */
     struct hvd_tree *tree;                       /* of the leader of a set on several hosts; else NULL */
-    struct hvd_eager_room *riders;               /* of a set on several hosts; else NULL */
+    struct hvd_eager_room *riders;               /* NULL: a set of one rank */
 
     /* Owned by the turn. */
     struct hvd_coord *coord;
@@ -187,10 +187,15 @@ void hvd_work_close(struct hvd_set *set);
 /* speculation.c: by the turn. This rank's vote has left: what will be agreed is told to the plane. tag: of a work, over
  * its items, beginning with 0. */
 void hvd_speculate(struct hvd_engine *engine, struct hvd_set *set);
-/* The work that would be, and the plane that would do it; NULL: nobody knows, or nobody has a use for knowing. */
-const struct hvd_open_plane *hvd_speculate_work(struct hvd_engine *engine, struct hvd_set *set, struct hvd_work *work,
-                                                struct hvd_piece *piece);
+/* The work that would be. False: it is not known. plane: the one that would do it; NULL: that has no use for a guess.
+ */
+bool hvd_speculate_work(struct hvd_engine *engine, struct hvd_set *set, struct hvd_work *work, struct hvd_piece *piece);
+const struct hvd_open_plane *hvd_speculate_plane(const struct hvd_set *set, const struct hvd_work *work);
 uint64_t hvd_speculate_tag(uint64_t tag, struct hvd_key key, uint64_t bucket);
+static inline bool hvd_set_spans_hosts(const struct hvd_set *set)
+{
+    return set->locals < set->size;
+}
 static inline bool hvd_work_empty(const struct hvd_set *set)
 {
     return !set->moving.busy && set->agenda.count == 0 && !set->on_stream;

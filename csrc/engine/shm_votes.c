@@ -11,6 +11,10 @@
  * moving and another one is already agreed, own news are held back: what becomes ready meanwhile travels together in
  * the next bucket. That is all there is of a "cycle time".
  *
+ * What is said in most rounds of a training job is short: so many tensors of the learned list are ready. Such a vote
+ * stands in the line of the round word, too, and a small tensor beside it (eager.c). If all votes of this host are
+ * short, nobody fetches a board, whose lines would travel one after the other.
+ *
  * A set on several hosts agrees in the same rounds: boards inside a host, and a tree of streams between the first
  * members of each (vote_tree.c), of whom each posts what is agreed on its own board.
  * A vote read from a board was written by another process: it is copied, checked, and only then believed.
@@ -193,12 +197,54 @@ static bool soon_over(const struct hvd_set *set)
     return set->moving.busy && work->count * (uint64_t)hvd_dtype_bytes(work->dtype) <= SMALL_BYTES;
 }
 
-/* All boards of this host, merged into set->agreed; false: not all have voted, or one of them is no vote. */
-static bool merge_boards(struct hvd_engine *engine, struct hvd_set *set, uint64_t round)
+/* The vote on this rank's board, before its round word: whether it is short, and then what it says. */
+static void write_line(struct hvd_round_line *line, const struct hvd_vote *vote)
+{
+    bool is_short = vote->bytes == sizeof *vote && !vote->slots && !vote->joined && !vote->leaving && !vote->tune &&
+                    vote->detail_slot == UINT32_MAX && !vote->fresh && !vote->list && !vote->deviates;
+    atomic_store_explicit(&line->ahead, is_short ? HVD_SHORT_VOTE | vote->ahead : 0, memory_order_relaxed);
+    atomic_store_explicit(&line->date, vote->date, memory_order_relaxed);
+}
+
+/* All on this host have voted. False: one of the votes is not short. */
+static bool merge_lines(const struct hvd_engine *engine, struct hvd_set *set, uint64_t round)
+{
+    const struct hvd_vote *mine = board(engine, set, set->here, round);
+    uint64_t ahead = UINT64_MAX, date = 0;
+    for (int local = 0; local < set->locals; local++) {
+        const struct hvd_round_line *line = &set->place[local].line[round & 1];
+        uint64_t its_ahead = atomic_load_explicit(&line->ahead, memory_order_relaxed);
+        uint64_t its_date = atomic_load_explicit(&line->date, memory_order_relaxed);
+        if (!(its_ahead & HVD_SHORT_VOTE))
+            return false;
+        ahead = its_ahead < ahead ? its_ahead : ahead;
+        date = its_date > date ? its_date : date;
+    }
+    memcpy(set->agreed, mine, sizeof *mine);
+    set->agreed->ranks = (uint32_t)set->locals;
+    set->agreed->ahead = (uint32_t)(ahead & ~HVD_SHORT_VOTE);
+    set->agreed->date = date;
+    return hvd_vote_check(set->coord, set->agreed, sizeof *mine) == HVD_OK;
+}
+
+/* What came with the votes of a set on one host. */
+static void merge_tensors(const struct hvd_engine *engine, struct hvd_set *set, uint64_t round)
+{
+    struct hvd_round_line *line[HVD_LOCAL_MAX];
+    void *room[HVD_LOCAL_MAX];
+    for (int local = 0; local < set->locals; local++) {
+        line[local] = &set->place[local].line[round & 1];
+        room[local] = ride_on(engine, set, local, round);
+    }
+    hvd_eager_merge_local(set, line, room);
+}
+
+/* All votes of this host, merged into set->agreed; false: not all have voted, or one of them is no vote. */
+static bool merge_votes(struct hvd_engine *engine, struct hvd_set *set, uint64_t round)
 {
     if (!all_entered(set, round))
         return false;
-    for (int local = 0; local < set->locals; local++)
+    for (int local = merge_lines(engine, set, round) ? set->locals : 0; local < set->locals; local++)
         if (!merge_board(engine, set, local, round))
             return false;
     return true;
@@ -209,7 +255,7 @@ static bool merge_boards(struct hvd_engine *engine, struct hvd_set *set, uint64_
 static bool agree_with_hosts(struct hvd_engine *engine, struct hvd_set *set, uint64_t round, bool moved)
 {
     struct hvd_tree *tree = set->tree;
-    if (tree->merged < round && merge_boards(engine, set, round)) {
+    if (tree->merged < round && merge_votes(engine, set, round)) {
         struct hvd_eager *ride[HVD_LOCAL_MAX];
         for (int local = 0; local < set->locals; local++)
             ride[local] = ride_on(engine, set, local, round);
@@ -253,7 +299,8 @@ static void tell_entered(const struct hvd_set *set, uint64_t round)
     atomic_thread_fence(memory_order_seq_cst); /* who enters at the same time sees this vote, or is seen */
     bool all = all_entered(set, round);
     for (int i = 0; i < set->locals; i++)
-        if (i != set->here && (all ? i == 0 || !set->riders : !hvd_place_entered(&set->place[i], set->life, round)))
+        if (i != set->here &&
+            (all ? i == 0 || !hvd_set_spans_hosts(set) : !hvd_place_entered(&set->place[i], set->life, round)))
             hvd_bells_ring(&set->bells, i);
 }
 
@@ -262,7 +309,7 @@ static void tell_entered(const struct hvd_set *set, uint64_t round)
 static bool about_to_speak(struct hvd_engine *engine, const struct hvd_set *set)
 {
     uint64_t grace_ns = engine->link_cost.alpha_ns / 4;
-    if (!set->riders || engine->handles.with_turn || engine->link_cost.alpha_ns < FAR_NS ||
+    if (!hvd_set_spans_hosts(set) || engine->handles.with_turn || engine->link_cost.alpha_ns < FAR_NS ||
         hvd_now_ns() - set->served_ns >= (grace_ns < GRACE_NS ? grace_ns : GRACE_NS))
         return false;
     hvd_alarm_arm(&engine->soon);
@@ -285,14 +332,20 @@ bool hvd_votes_step(struct hvd_engine *engine, struct hvd_set *set)
                 return moved;
         hvd_order_vote(engine, set);
         hvd_coord_vote(set->coord, board(engine, set, set->here, round), set->vote_bytes);
-        rides = set->riders && hvd_eager_offer(engine, set, ride_on(engine, set, set->here, round));
+        struct hvd_round_line *line = &set->place[set->here].line[round & 1];
+        write_line(line, board(engine, set, set->here, round));
+        if (hvd_set_spans_hosts(set))
+            rides = hvd_eager_offer(engine, set, ride_on(engine, set, set->here, round));
+        else
+            hvd_eager_offer_local(engine, set, line, ride_on(engine, set, set->here, round));
         hvd_place_enter(&set->place[set->here], set->life, round);
         set->entered = moved = true;
         tell_entered(set, round);
     }
-    if (set->locals < set->size) {
+    if (hvd_set_spans_hosts(set)) {
         moved = set->tree ? agree_with_hosts(engine, set, round, moved) : agree_as_posted(engine, set, round, moved);
-    } else if (merge_boards(engine, set, round)) {
+    } else if (merge_votes(engine, set, round)) {
+        merge_tensors(engine, set, round);
         decide(engine, set);
         moved = true;
     }

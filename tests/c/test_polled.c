@@ -5,6 +5,7 @@
 #include <sched.h>
 
 #define LOOKS    1000
+#define COUNT    4096 /* more than travels with votes */
 #define LOOK_NS  5000u
 #define SPIN_NS  500000u /* the patience of a waiter with any other work: some hundred looks */
 #define ATTEMPTS 50      /* a busy machine may take a waiter off its processor for longer than its patience */
@@ -50,7 +51,7 @@ static const struct hvd_plane polled = {.name = "slow",
 static void who_waits_polls(struct hvd_engine *engine, int rank, int size)
 {
     struct slow slow = {.waiter = pthread_self()};
-    float one = 1;
+    static float many[2][COUNT];
     crew_barrier(engine);
     while (!hvd_turn_take(engine))
         sched_yield();
@@ -60,7 +61,7 @@ static void who_waits_polls(struct hvd_engine *engine, int rank, int size)
     crew_meet();
     int alone = 0;
     for (int i = 0; i < ATTEMPTS; i++) { /* all ranks make as many */
-        struct hvd_request request = crew_sum("x", &one, 1);
+        struct hvd_request request = crew_sum("x", many[rank], COUNT);
         struct hvd_error error = {0};
         char text[HVD_TEXT_MAX] = "";
         request.quiet = HVD_QUIET;

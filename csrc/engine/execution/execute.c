@@ -62,7 +62,7 @@ static bool finish_without_plane(struct hvd_engine *engine, struct hvd_set *set)
         pop(set, 1);
         any = true;
     }
-    if (any && set->riders)
+    if (any && hvd_set_spans_hosts(set))
         set->served_ns = hvd_now_ns();
     return any;
 }
@@ -114,7 +114,7 @@ static bool rode(struct hvd_engine *engine, struct hvd_set *set)
     moving->busy = moving->rode = code == HVD_OK;
     if (code != HVD_OK)
         hvd_engine_abort(engine, engine->options.rank, code,
-                         "a tensor came twice with the votes of other hosts; please report this" HVD_ENDS(901));
+                         "a tensor came twice with the votes of other ranks; please report this" HVD_ENDS(901));
     hvd_count(engine, HVD_COUNT_rides, 1);
     hvd_steps_begun(engine, set);
     return true;
@@ -135,7 +135,7 @@ static void start_bucket(struct hvd_engine *engine, struct hvd_set *set)
         moving->piece[i] = piece_of(set, item, hvd_work_slot(engine, item));
         hvd_work_place(set, i, hvd_work_slot(engine, item));
         moving->work.count += item->count;
-        if (set->wires)
+        if (set->wires || (set->riders && set->riders->waits_for))
             moving->work.tag = hvd_speculate_tag(moving->work.tag, item->key, hvd_work_bucket(set, i));
     }
     moving->work.pieces = moving->items = items;

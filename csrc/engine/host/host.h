@@ -17,6 +17,7 @@
 #include "../../base/shared_memory.h"
 #include "../../base/wait.h"
 #include "../../plane/plane.h"
+#include "set_space.h"
 #include "engine/stall/rank_status.h"
 #include "engine/state/store_frames.h"
 
@@ -25,9 +26,9 @@
 /* One rank's place in the control segment. Only that rank writes it, but for asleep.word, which the ringer clears. */
 struct hvd_seat {
     struct hvd_asleep asleep;
-    _Atomic uint64_t round;  /* the newest round whose vote lies on this rank's board */
-    _Atomic uint64_t posted; /* the newest round for which that is the vote of all hosts, see shm_votes.c */
-    char pad[2 * HVD_CACHE_LINE - 2 * sizeof(uint64_t)];
+    struct hvd_round_line line[2]; /* what this rank says in even and odd rounds */
+    _Atomic uint64_t posted;       /* the newest round whose vote is that of all hosts, see shm_votes.c */
+    char pad[2 * HVD_CACHE_LINE - sizeof(uint64_t)];
     _Atomic int32_t
         cpu; /* where it ran when it began to wait, or has waited for long: see progress.c. 0: none yet; CPU k: k + 1 */
     char pad_cpu[2 * HVD_CACHE_LINE - sizeof(int32_t)];

@@ -28,8 +28,9 @@ static char *place_at(const struct hvd_space *space, int rank, int number)
 struct hvd_place hvd_space_place(const struct hvd_space *space, int rank, int number)
 {
     char *at = place_at(space, rank, number);
-    return (struct hvd_place){.round = (_Atomic uint64_t *)(void *)at,
-                              .posted = (_Atomic uint64_t *)(void *)at + 1,
+    struct hvd_round_line *line = (struct hvd_round_line *)(void *)at;
+    return (struct hvd_place){.line = line,
+                              .posted = (_Atomic uint64_t *)(void *)(line + 2),
                               .boards = at + HVD_PAGE,
                               .share = at + HVD_PAGE + 2 * space->board_bytes};
 }

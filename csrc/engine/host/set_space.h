@@ -12,18 +12,31 @@
 
 #include <stdatomic.h>
 
-#define HVD_SETS_MAX 256 /* open at a time, the global one included */
+#define HVD_SETS_MAX   256 /* open at a time, the global one included */
+#define HVD_LINE_BYTES 32
 
 struct hvd_host;
 struct hvd_share;
 struct hvd_vote;
 
+/* What a rank says in a round, in one cache line: who polls for the round word has all of it. There are two, for even
+ * and odd rounds, as there are two boards. */
+struct hvd_round_line {
+    _Atomic uint64_t round; /* life of the set << 48 | newest such round whose vote lies on a board */
+    _Atomic uint64_t ahead; /* HVD_SHORT_VOTE | how much of the learned list is ready, and that is all of the vote */
+    _Atomic uint64_t date;  /* of a short vote */
+    _Atomic uint64_t mark;  /* of the tensor that travels with the vote (eager.h); 0: none */
+    unsigned char tensor[HVD_LINE_BYTES]; /* its elements; more lie behind the vote on the board */
+};
+_Static_assert(sizeof(struct hvd_round_line) == HVD_CACHE_LINE, "a round is one line");
+#define HVD_SHORT_VOTE (UINT64_C(1) << 63) /* without it, the vote is on the board alone */
+
 /* One rank's place in one set. Only that rank writes it. */
 struct hvd_place {
-    _Atomic uint64_t *round;  /* life of the set << 48 | newest round whose vote lies on a board */
-    _Atomic uint64_t *posted; /* the same, of the newest round for which that is the vote of all hosts */
-    char *boards;             /* two, for rounds of even and odd number */
-    char *share;              /* for planes; NULL in the global set, whose planes have segments of their own */
+    struct hvd_round_line *line; /* two */
+    _Atomic uint64_t *posted;    /* as line->round, of the newest round whose vote is that of all hosts */
+    char *boards;                /* two, for rounds of even and odd number */
+    char *share;                 /* for planes; NULL in the global set, whose planes have segments of their own */
 };
 
 struct hvd_space {
@@ -57,11 +70,17 @@ static inline void hvd_place_say(_Atomic uint64_t *of, uint32_t life, uint64_t r
 }
 static inline bool hvd_place_entered(const struct hvd_place *place, uint32_t life, uint64_t round)
 {
-    return hvd_place_says(place->round, life, round);
+    return hvd_place_says(&place->line[round & 1].round, life, round);
 }
 static inline void hvd_place_enter(const struct hvd_place *place, uint32_t life, uint64_t round)
 {
-    hvd_place_say(place->round, life, round);
+    hvd_place_say(&place->line[round & 1].round, life, round);
+}
+/* Nothing of this life of the set has been entered. */
+static inline void hvd_place_begin(const struct hvd_place *place, uint32_t life)
+{
+    for (int parity = 0; parity < 2; parity++)
+        hvd_place_say(&place->line[parity].round, life, 0);
 }
 
 #endif

@@ -1,4 +1,4 @@
-/* eager.c - a small tensor rides in the vote.
+/* eager.c - a small tensor travels with the vote.
  *
  * What does a small allreduce between hosts cost at least? One message each way; and votes are one. So what a rank
  * guesses to be agreed next (speculation.c), its one tensor in flight, lies behind its vote on its board. The leader
@@ -14,6 +14,11 @@
  *
  * Whoever takes part has nothing agreed and unfinished when it votes, so what is agreed by that vote is what starts
  * next, on all ranks.
+ *
+ * ON ONE HOST the same holds without a leader and parts: all ranks read all votes, and what came with each, where it
+ * lies. A collective is one exchange then, of one cache line of each rank if it has at most HVD_LINE_BYTES, where vote
+ * and plane are two. Ranks are taken in order, as the shared-memory plane takes them (shm/allreduce.c, flat), so the
+ * bits are the same.
  *
  * The parts of ranks of one host are combined by the leader where p2p would combine on the way, too: see plane/p2p.c
  * for which values may be. No more is sent then than between hosts of one rank.
@@ -38,12 +43,12 @@ size_t hvd_eager_bytes(const struct hvd_eager *ride)
 
 int hvd_eager_open(struct hvd_engine *engine, struct hvd_set *set, struct hvd_error *error)
 {
-    if (set->locals == set->size)
+    if (set->alone)
         return HVD_OK;
     struct hvd_eager_room *riders = calloc(1, sizeof *riders);
     set->riders = riders;
     if (riders) {
-        riders->agreed = calloc(1, HVD_EAGER_ROOM);
+        riders->agreed = calloc(1, hvd_set_spans_hosts(set) ? HVD_EAGER_ROOM : sizeof *riders->agreed);
         riders->source = calloc((size_t)set->size, sizeof *riders->source);
     }
     if (!riders || !riders->agreed || !riders->source)
@@ -100,7 +105,8 @@ bool hvd_eager_offer(struct hvd_engine *engine, struct hvd_set *set, struct hvd_
     struct hvd_piece piece;
     *ride = (struct hvd_eager){0};
     riders->offered = 0;
-    if (riders->resting || engine->wanted || engine->algo || !hvd_speculate_work(engine, set, &work, &piece))
+    if (riders->resting || engine->wanted || engine->algo || !hvd_speculate_work(engine, set, &work, &piece) ||
+        !hvd_speculate_plane(set, &work))
         return false;
     size_t bytes = piece.count * (size_t)hvd_dtype_bytes(work.dtype);
     struct hvd_scale scale =
@@ -121,6 +127,41 @@ bool hvd_eager_offer(struct hvd_engine *engine, struct hvd_set *set, struct hvd_
     memcpy(ride->part, &who, sizeof who);
     memcpy(ride->part + sizeof who, piece.in, bytes);
     return true;
+}
+
+void hvd_eager_offer_local(struct hvd_engine *engine, struct hvd_set *set, struct hvd_round_line *line, void *room)
+{
+    struct hvd_eager_room *riders = set->riders;
+    struct hvd_work work;
+    struct hvd_piece piece;
+    riders->offered = 0;
+    size_t bytes = 0;
+    if (!riders->resting && !engine->wanted && !engine->algo && hvd_speculate_work(engine, set, &work, &piece))
+        bytes = piece.count * (size_t)hvd_dtype_bytes(work.dtype);
+    if (bytes > 0 && bytes <= HVD_EAGER_BYTES && piece.in) {
+        riders->scale = hvd_scale_fold(work.op, work.dtype, set->size, work.divide_by, work.prescale, work.postscale);
+        riders->dtype = work.dtype;
+        riders->expected = (uint32_t)set->size;
+        riders->offered = mark_of(&work, false);
+        riders->offered_tag = work.tag;
+        riders->bytes = bytes;
+        memcpy(bytes <= sizeof line->tensor ? line->tensor : room, piece.in, bytes);
+    }
+    atomic_store_explicit(&line->mark, riders->offered, memory_order_relaxed);
+}
+
+void hvd_eager_merge_local(struct hvd_set *set, struct hvd_round_line *const *line, void *const *room)
+{
+    struct hvd_eager_room *riders = set->riders;
+    bool any = false, same = true;
+    for (int i = 0; i < set->size; i++) {
+        uint64_t mark = atomic_load_explicit(&line[i]->mark, memory_order_relaxed);
+        any |= mark != 0;
+        same &= mark == riders->offered;
+        riders->source[i] = riders->bytes <= sizeof line[i]->tensor ? (const void *)line[i]->tensor : room[i];
+    }
+    riders->agreed->mark = !any ? 0 : same ? riders->offered : HVD_EAGER_SPOILT;
+    riders->agreed->parts = (uint32_t)set->size;
 }
 
 static void spoil(struct hvd_eager *ride)
@@ -209,26 +250,32 @@ void hvd_eager_agreed(struct hvd_set *set)
         whole && agreed->mark == riders->offered && agreed->parts == riders->expected ? riders->offered_tag : 0;
 }
 
-int hvd_eager_take(struct hvd_set *set, const struct hvd_work *work)
+/* The parts that have come, by rank of the set, into riders->source; how many. */
+static uint32_t sort_parts(struct hvd_eager_room *riders, int size)
 {
-    struct hvd_eager_room *riders = set->riders;
-    if (!riders || riders->waits_for == 0 || work->tag != riders->waits_for)
-        return HVD_AGAIN;
     const struct hvd_eager *ride = riders->agreed;
     uint32_t found = 0;
-    memset(riders->source, 0, (size_t)set->size * sizeof *riders->source);
+    memset(riders->source, 0, (size_t)size * sizeof *riders->source);
     for (uint32_t i = 0; i < ride->parts; i++) {
         const unsigned char *part = ride->part + i * part_room(ride->part_bytes);
         uint64_t who;
         memcpy(&who, part, sizeof who);
         riders->source[who] = part + sizeof who;
     }
-    for (int rank = 0; rank < set->size; rank++)
+    for (int rank = 0; rank < size; rank++)
         if (riders->source[rank])
             riders->source[found++] = riders->source[rank];
-    if (found != riders->expected)
+    return found;
+}
+
+int hvd_eager_take(struct hvd_set *set, const struct hvd_work *work)
+{
+    struct hvd_eager_room *riders = set->riders;
+    if (!riders || riders->waits_for == 0 || work->tag != riders->waits_for)
+        return HVD_AGAIN;
+    if (hvd_set_spans_hosts(set) && sort_parts(riders, set->size) != riders->expected)
         return HVD_EINTERNAL;
-    hvd_reduce(riders->dtype, &riders->scale, work->piece[0].out, riders->source, (int)found, work->count);
+    hvd_reduce(riders->dtype, &riders->scale, work->piece[0].out, riders->source, (int)riders->expected, work->count);
     riders->waits_for = 0;
     riders->wrong = 0;
     return HVD_OK;

@@ -1,8 +1,9 @@
-/* eager.h - a small tensor rides in the vote, from host to host and to the ranks of a host.
+/* eager.h - a small tensor travels with the vote, to the ranks of a host and from host to host.
  *
  * Behind a vote lies what rides with it: on boards at the end of the vote's room, in frames behind the vote's bytes. It
  * is a list of parts: of each rank its tensor, or of each host the sum of its ranks'. Used by the turn only, but for
- * open and close. Only sets on several hosts have riders.
+ * open and close. In a set on one host there are no parts: a rank's tensor lies in its round line, or behind its vote
+ * if it is larger than HVD_LINE_BYTES.
  */
 #ifndef HVD_ENGINE_HOST_VOTES_EAGER_H
 #define HVD_ENGINE_HOST_VOTES_EAGER_H
@@ -17,6 +18,7 @@
 #define HVD_EAGER_MATCHES UINT64_C(2) /* from here on marks are of works */
 
 struct hvd_engine;
+struct hvd_round_line;
 struct hvd_set;
 struct hvd_work;
 
@@ -35,6 +37,7 @@ struct hvd_eager_room {
     uint64_t offered;         /* mark of what this rank offered in this round; 0: nothing */
     uint64_t offered_tag;
     struct hvd_scale scale; /* of what it offered */
+    size_t bytes;           /* on one host: of the tensor that it offered */
     int dtype, hosts;
     uint32_t expected;       /* parts of a whole ride of what it offered */
     bool by_host;            /* a part is a host's, not a rank's */
@@ -46,6 +49,10 @@ void hvd_eager_close(struct hvd_set *set);
 
 /* This rank's vote is about to lie on a board: what rides with it, into `ride`. True: something does. */
 bool hvd_eager_offer(struct hvd_engine *engine, struct hvd_set *set, struct hvd_eager *ride);
+/* The same in a set on one host, into the line and the room behind the vote. */
+void hvd_eager_offer_local(struct hvd_engine *engine, struct hvd_set *set, struct hvd_round_line *line, void *room);
+/* All ranks have voted: what came with the vote of each, whose line is line[i] and whose room is room[i]. */
+void hvd_eager_merge_local(struct hvd_set *set, struct hvd_round_line *const *line, void *const *room);
 /* What rides with the vote of this host's ranks, of which ride[i] is the i-th; into `into`. Leader. */
 void hvd_eager_of_host(const struct hvd_set *set, struct hvd_eager *const *ride, struct hvd_eager *into);
 /* into := into (+) from. */

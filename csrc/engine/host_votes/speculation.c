@@ -20,8 +20,7 @@ uint64_t hvd_speculate_tag(uint64_t tag, struct hvd_key key, uint64_t bucket)
     return ((((tag ^ key.high) * odd) ^ key.low) * odd ^ bucket) * odd;
 }
 
-/* The open plane that would do this work, if it can use a guess. */
-static const struct hvd_open_plane *plane_for(const struct hvd_set *set, const struct hvd_work *work)
+const struct hvd_open_plane *hvd_speculate_plane(const struct hvd_set *set, const struct hvd_work *work)
 {
     for (int i = 0; i < set->planes_count; i++) {
         const struct hvd_open_plane *open = &set->planes[i];
@@ -31,18 +30,17 @@ static const struct hvd_open_plane *plane_for(const struct hvd_set *set, const s
     return NULL;
 }
 
-const struct hvd_open_plane *hvd_speculate_work(struct hvd_engine *engine, struct hvd_set *set, struct hvd_work *work,
-                                                struct hvd_piece *piece)
+bool hvd_speculate_work(struct hvd_engine *engine, struct hvd_set *set, struct hvd_work *work, struct hvd_piece *piece)
 {
     struct hvd_signature signature;
     struct hvd_key key;
     uint32_t ticket = engine->newest;
     if (!hvd_work_empty(set) || engine->handles.with_turn != 1 ||
         !hvd_coord_only(set->coord, ticket, &key, &signature)) /* its slot is the turn's only while it is outstanding */
-        return NULL;
+        return false;
     if (signature.kind != HVD_ALLREDUCE || signature.dtype >= HVD_SIGNED_ON_DEVICE || signature.op == HVD_OP_adasum ||
         signature.group || signature.not_finite)
-        return NULL;
+        return false;
     const struct hvd_request *request = &engine->handles.slot[ticket].request;
     *piece = (struct hvd_piece){.in = request->input, .out = request->output, .count = 1};
     for (int i = 0; i < signature.ndim; i++)
@@ -57,14 +55,15 @@ const struct hvd_open_plane *hvd_speculate_work(struct hvd_engine *engine, struc
                               .piece = piece,
                               .pieces = 1,
                               .count = piece->count};
-    return plane_for(set, work);
+    return true;
 }
 
 void hvd_speculate(struct hvd_engine *engine, struct hvd_set *set)
 {
     struct hvd_work work;
     struct hvd_piece piece;
-    const struct hvd_open_plane *open = hvd_speculate_work(engine, set, &work, &piece);
+    const struct hvd_open_plane *open =
+        hvd_speculate_work(engine, set, &work, &piece) ? hvd_speculate_plane(set, &work) : NULL;
     if (open)
         open->plane->foresee(open->self, &work);
 }

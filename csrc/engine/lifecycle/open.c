@@ -217,7 +217,7 @@ static int open_host(struct hvd_engine *engine, hvd_boot_allgather *allgather, v
     host->allgather_self = self;
     if (engine->alone)
         return HVD_OK;
-    size_t rides = engine->hosts > 1 ? HVD_EAGER_ROOM : 0;
+    size_t rides = engine->hosts > 1 ? HVD_EAGER_ROOM : HVD_EAGER_BYTES;
     int code = hvd_host_open(host, engine->global->vote_bytes + rides, error);
     if (code == HVD_OK)
         hvd_set_meet(engine, engine->global);
