@@ -30,7 +30,6 @@ import struct
 import sys
 import time
 from collections.abc import Mapping
-from functools import partial
 from typing import Any
 
 from hvdlite.errors.codes import coded
@@ -87,9 +86,8 @@ class Agent:
         self._pipes: dict[int, tuple[int, int]] = {}  # descriptor: (rank, STDOUT or STDERR)
         self._paused = False  # too much is unsent: the pipes are not watched
         self._waiting = False  # the output stream is full: watched for room
-        self._started = self._held = self._cleaning = self.orphan = self._done = (
-            False  # held: more ranks may be started
-        )
+        self._started = self._cleaning = self.orphan = self._done = False
+        self._held = False  # more ranks may be started here
         self._sessions: dict[int, int] = {}  # of all ranks that have lived, with their ranks
         self._well = True  # no rank has failed, and the job has not been ended
         self._kill_at: float | None = None
@@ -185,7 +183,7 @@ class Agent:
         if order["stdin"]:
             self._intake = Intake(self._selector, lambda: self._report({"what": "took"}))
             self._stdin = self._intake.end
-        self._preload.begin(order, self._stdin, partial(self._start_ranks, order))
+        self._preload.begin(order, self._stdin, lambda start: self._start_ranks(order, start))
 
     def _start_ranks(self, order: dict[str, Any], start: preload.Start) -> None:
         """As many as start before one fails. start: a process."""

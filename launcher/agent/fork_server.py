@@ -9,7 +9,7 @@ is a subreaper.
 
 The server ends where it must not be forked: an import fails, takes longer than LIMIT_S, starts a thread or a trace
 function, or a module of the script's folder has the name of one that is loaded. The agent executes the ranks then, and
-they report what is wrong themselves. What imports print is written to stderr of the first rank.
+they report what is wrong themselves. What the imports print is kept, and written by each rank.
 
 A rank returns to the end of this file, as the program of this interpreter: exit codes, threads, exit handlers and death
 by SIGINT are Python's own. New in each rank are the seeds of random numbers, `__main__`, arguments and sys.path[0].
@@ -66,9 +66,9 @@ def _is_shadowed(folder: str) -> bool:
     return False
 
 
-def _serve(agent: socket.socket, printed: int) -> None:
+def _serve(agent: socket.socket, printed: dict[int, bytes]) -> None:
     """Forks ranks until the agent closes its end. Returns in ranks only."""
-    parent, rank_count = os.getppid(), 0
+    parent = os.getppid()
     agent.send(b"1")
     while True:
         message, descriptors, _, _ = socket.recv_fds(agent, 1 << 16, 4)
@@ -85,7 +85,6 @@ def _serve(agent: socket.socket, printed: int) -> None:
         os.waitpid(between, 0)
         for descriptor in descriptors:
             os.close(descriptor)
-        rank_count += 1
     os.setsid()
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, *map(ctypes.c_ulong, (signal.SIGKILL, 0, 0, 0)))
     if os.getppid() != parent:  # the agent has ended
@@ -93,19 +92,12 @@ def _serve(agent: socket.socket, printed: int) -> None:
     for target in range(3):
         os.dup2(descriptors[target], target)
     os.environ.update(json.loads(message))
-    if rank_count == 0:
-        os.write(2, _read_all(printed))
+    for target, text in printed.items():
+        os.write(target, text)
     os.write(descriptors[3], str(os.getpid()).encode())
-    for descriptor in (*descriptors, printed):
+    for descriptor in descriptors:
         os.close(descriptor)
     agent.close()
-
-
-def _read_all(pipe: int) -> bytes:
-    try:
-        return os.read(pipe, 1 << 16)
-    except BlockingIOError:
-        return b""
 
 
 def _reseed() -> None:
@@ -148,16 +140,14 @@ def main() -> None:
     if not getattr(sys.flags, "safe_path", False):
         sys.path[0] = folder
     agent = socket.socket(fileno=os.dup(1))
-    printed, write_end = os.pipe()
-    for end in (printed, write_end):
-        os.set_blocking(end, False)  # more than fits is lost
     for target in (1, 2):
-        os.dup2(write_end, target)
-    os.close(write_end)
+        file = os.memfd_create("printed")
+        os.dup2(file, target)
+        os.close(file)
     if not _is_import_safe(names, folder):
         os._exit(1)
     gc.freeze()  # a collection in a rank writes to, and so copies, no page of what is shared
-    _serve(agent, printed)
+    _serve(agent, {target: os.pread(target, 1 << 16, 0) for target in (1, 2)})
     _reseed()
     try:
         exec(_load_main(script), vars(sys.modules["__main__"]))
