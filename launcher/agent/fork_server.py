@@ -140,14 +140,20 @@ def main() -> None:
     if not getattr(sys.flags, "safe_path", False):
         sys.path[0] = folder
     agent = socket.socket(fileno=os.dup(1))
-    for target in (1, 2):
-        file = os.memfd_create("printed")
-        os.dup2(file, target)
-        os.close(file)
+    pipes = {1: os.pipe(), 2: os.pipe()}
+    for target, (_, write_end) in pipes.items():
+        os.set_blocking(write_end, False)  # an import that prints more than fits fails
+        os.dup2(write_end, target)
+        os.close(write_end)
     if not _is_import_safe(names, folder):
         os._exit(1)
     gc.freeze()  # a collection in a rank writes to, and so copies, no page of what is shared
-    _serve(agent, {target: os.pread(target, 1 << 16, 0) for target in (1, 2)})
+    printed = {}
+    for target, (read_end, _) in pipes.items():
+        os.write(target, b"\n")  # there is something to read
+        printed[target] = os.read(read_end, 1 << 16)[:-1]
+        os.close(read_end)
+    _serve(agent, printed)
     _reseed()
     try:
         exec(_load_main(script), vars(sys.modules["__main__"]))

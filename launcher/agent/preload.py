@@ -64,7 +64,11 @@ class Preload:
     def _imported(self) -> None:
         """The server is ready, or has ended."""
         assert self._near is not None
-        ready = _received(self._near)
+        ready = False
+        try:
+            ready = self._near.recv(1) == b"1"
+        except OSError:
+            pass
         try:
             self._start_ranks(self.fork if ready else process.start)
         finally:
@@ -104,13 +108,6 @@ class Preload:
         pid = os.read(reading, 16)
         os.close(reading)
         return int(pid) if pid else process.start(command, environ, cwd, streams, cpus)
-
-
-def _received(near: socket.socket) -> bool:
-    try:
-        return bool(near.recv(1))
-    except OSError:
-        return False
 
 
 def _wanted(order: Mapping[str, Any]) -> str:
