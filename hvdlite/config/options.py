@@ -21,7 +21,7 @@ from .types import finite_number as finite_number
 _check, _file_name, _guard, _has_folder = types.check, types.file_name, types.guard, types.has_folder
 _job, _key, _link_cost, _memory = types.job, types.key, types.link_cost, types.memory
 _power_of_two, _signal, _switch, _whole = types.power_of_two, types.signal_number, types.switch, types.whole
-_slots, _wire = types.slots, types.wire
+_modules, _slots, _wire = types.modules, types.slots, types.wire
 
 OFF = ("off", "0", "")  # of HVDLITE_TRACE_DIR: no records
 DYNAMIC = "DYNAMIC"  # of HVDLITE_TIMELINE: room for one, begun later
@@ -32,6 +32,7 @@ _AGGREGATOR = "Address HOST:PORT of an aggregator that hvdlite-aggregator has st
 _AGGREGATOR_KEY = "File with the key of that aggregator."
 _EVERY = "Number of steps of which one is written with its buckets and memory."
 _WIRE = "Compression of optimizers whose script names none: fp16, bf16, int8, int4; none."
+_PRELOAD = "Modules to import once for all ranks of a host; auto: torch where that is safe; off."
 _CYCLES = "1: the timeline marks each vote of the ranks."
 
 
@@ -341,6 +342,7 @@ OPTIONS = (
         "SIGTERM, 5 after SIGINT (Ctrl-C) and SIGHUP.",
     ),
     _of_launcher("agent_timeout", 5.0, "Seconds of an agent's silence after which its host is lost.", low=1),
+    Option("preload", _modules, "auto", _PRELOAD, "launcher", alias=None, flag="--preload"),
     _of_launcher("elastic_timeout", 600.0, "Seconds to wait for --min-np ranks.", low=1)._replace(alias=""),
     _of_launcher("rendezvous_timeout", 300.0, "Seconds that a rank has to join a new meeting.", low=1),
 )

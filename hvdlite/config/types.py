@@ -106,6 +106,13 @@ def slots(text: str) -> str:
     return words[words.index(text)]
 
 
+def modules(text: str) -> str:
+    """auto, off, or names with commas between."""
+    if not all(part.strip().isidentifier() for name in text.split(",") for part in name.split(".")):
+        raise ValueError(text)
+    return text
+
+
 def file_name(text: str) -> str:
     if not text:
         raise ValueError(text)
@@ -164,6 +171,7 @@ WANTED = {
     check: "off, warn or raise",
     wire: "none, fp16, bf16, int8 or int4",
     slots: "pool or hashed",
+    modules: "auto, off, or names of modules with commas between",
     link_cost: "two numbers greater than zero, not beyond all measure, with a comma between, as in 50,8",
     key: "64 hexadecimal digits",
     job: "16 hexadecimal digits",

@@ -16,8 +16,7 @@ waits for output; the output stream carries what ranks write, one frame per read
 Parameter servers (`--servers`) and aggregators are started and reported as ranks are. They get only signals meant for
 them, and their end is not a result of the job.
 
-It waits for processes, not for the end of pipes, which a descendant may hold open. One thread; the only sleep is in
-the selector.
+It waits for processes, not for the end of pipes, which a descendant may hold open. It has one thread.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ from typing import Any
 from hvdlite.errors.codes import coded
 from hvdlite.security import framing
 
-from . import child, cpu_binding, output_discard, process
+from . import child, cpu_binding, output_discard, preload, process
 from .stdin import INPUT, Intake
 
 ORPHAN_S = 1.5
@@ -74,10 +73,8 @@ class Agent:
         sessions: tuple[framing.Session, framing.Session] | None = None,
     ) -> None:
         self._control, self._output = control, output
-        self._stdin = stdin
+        self._stdin, self._hangup, self._stays = stdin, hangup, stays
         self._common = common or {"environ": {}}
-        self._hangup = hangup
-        self._stays = stays
         self.code: int | None = None  # of the job
         self.again = False  # the job is to be tried again
         self._intake: Intake | None = None
@@ -89,15 +86,16 @@ class Agent:
         self._pipes: dict[int, tuple[int, int]] = {}  # descriptor: (rank, STDOUT or STDERR)
         self._paused = False  # too much is unsent: the pipes are not watched
         self._waiting = False  # the output stream is full: watched for room
-        self._started = self._held = self.orphan = self._done = False  # held: more ranks may be started here
+        self._started = self._cleaning = self.orphan = self._done = False
+        self._held = False  # more ranks may be started here
         self._sessions: dict[int, int] = {}  # of all ranks that have lived, with their ranks
         self._well = True  # no rank has failed, and the job has not been ended
         self._kill_at: float | None = None
-        self._cleaning = False
         self._finish_by: float | None = None  # until then what ranks have left running may end by itself
         self._killed_at: float | None = None  # the first time
         self._terminated: set[int] = set()  # leftovers that have got their SIGTERM
         self._selector = selectors.DefaultSelector()
+        self._preload = preload.Preload(self._selector)
         self._woken = process.woken_by(WAKING)
         control.setblocking(True)
         output.setblocking(False)
@@ -154,6 +152,8 @@ class Agent:
             self._intake.take(body)
             return
         order = json.loads(body)
+        if order["do"] != "ping":
+            self._preload.give_up()
         self._held &= order["do"] not in ("kill", "release")
         if order["do"] == "start":
             self._start(order)
@@ -177,18 +177,22 @@ class Agent:
                 self._report({"what": "signalled", "number": number})
 
     def _start(self, order: dict[str, Any]) -> None:
-        """Starts all ranks and servers, or as many as start before one fails."""
-        self._started, self._held = True, bool(order.get("hold"))
+        """Starts all ranks and servers, when what they import is imported (preload.py)."""
+        self._held = bool(order.get("hold"))
         order = {**self._common, **order, "environ": {**self._common["environ"], **order["environ"]}}
         if order["stdin"]:
             self._intake = Intake(self._selector, lambda: self._report({"what": "took"}))
             self._stdin = self._intake.end
-        null = os.open(os.devnull, os.O_RDWR)
+        self._preload.begin(order, self._stdin, lambda start: self._start_ranks(order, start))
+
+    def _start_ranks(self, order: dict[str, Any], start: preload.Start) -> None:
+        """As many as start before one fails. start: a process."""
+        self._started, null = True, os.open(os.devnull, os.O_RDWR)
         self._servers.update(each["rank"] for each in order["servers"])
         for each in [*order["ranks"], *order["servers"]]:
             rank = each["rank"]
             try:
-                pid, ends = child.begun(order, each, self._stdin, null, (STDOUT, STDERR))
+                pid, ends = child.begun(order, each, self._stdin, null, (STDOUT, STDERR), start)
             except (OSError, cpu_binding.BindError) as error:
                 code = getattr(error, "code", process.NOT_RUNNABLE)
                 self._report({"what": "unstarted", "rank": rank, "code": code, "text": coded("HVD715", str(error))})
@@ -197,8 +201,7 @@ class Agent:
                 os.set_blocking(read_end, False)
                 self._pipes[read_end] = (rank, kind)
                 self._selector.register(read_end, selectors.EVENT_READ)
-            self._ranks[pid] = rank
-            self._sessions[pid] = rank
+            self._ranks[pid] = self._sessions[pid] = rank
             self._report({"what": "started", "rank": rank, "pid": pid})
         os.close(null)
         if self._stdin >= 0:
@@ -279,6 +282,7 @@ class Agent:
         if self.orphan:
             return
         self.orphan, self._stays, self._well = True, False, False
+        self._preload.drop()
         self._selector.unregister(self._control)
         try:
             self._control.shutdown(socket.SHUT_RDWR)  # how ranks end from now on is not theirs

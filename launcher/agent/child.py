@@ -8,7 +8,7 @@ for all ranks. An aggregator is a server with another main, and its number is ab
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from hvdlite.system import python_command
@@ -17,10 +17,16 @@ from . import cpu_binding, process, terminal
 
 
 def begun(
-    order: Mapping[str, Any], each: Mapping[str, Any], stdin: int, null: int, kinds: tuple[int, int]
+    order: Mapping[str, Any],
+    each: Mapping[str, Any],
+    stdin: int,
+    null: int,
+    kinds: tuple[int, int],
+    start: Callable[..., int],
 ) -> tuple[int, dict[int, int]]:
     """Its pid, and where its output is read, stdout and stderr by these kinds. stdin: of rank 0, or -1; null: of all
-    others. Raises OSError, binding.BindError; nothing stays open then."""
+    others. start: process.start for a rank, or what does the same. Raises OSError, binding.BindError; nothing stays
+    open then."""
     first, is_server = each["rank"] == 0, "HVDLITE_SERVER" in each["environ"]
     pty = order["pty"] if first else None
     ends = {kind: terminal.pair(pty) if pty else os.pipe() for kind in kinds}
@@ -30,7 +36,7 @@ def begun(
         command = python_command.words(_main(each["environ"]), "main()") if is_server else order["command"]
         cpus = None if is_server else cpu_binding.cpus_of(order["bind"], environ)
         streams = (stdin if first and stdin >= 0 else null, out, err)
-        pid = process.start(command, environ, order["cwd"], streams, cpus)
+        pid = (process.start if is_server else start)(command, environ, order["cwd"], streams, cpus)
     except BaseException:
         _close(read_end for read_end, _ in ends.values())
         raise

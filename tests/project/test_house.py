@@ -141,10 +141,11 @@ def test_pure_floors_include_and_call_nothing_impure():
 
 def test_environment_is_read_in_config_only():
     """Elsewhere not even the name os.environ may stand; a whole environment to hand to children is config.environ()."""
+    exempt = ("hvdlite/config/__init__.py", "launcher/agent/fork_server.py")  # the latter imports nothing of hvdlite
     forbidden = {"environ", "environb", "getenv", "getenvb", "putenv", "unsetenv"}
     wrong = [f"{name(p)}: getenv" for p in C_FILES if csource.identifiers(read(p)) & (forbidden | {"secure_getenv"})]
     for path in PYTHON_FILES:
-        if name(path) == "hvdlite/config/__init__.py":
+        if name(path) in exempt:
             continue
         for node in ast.walk(tree(path)):
             of_os = isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "os"

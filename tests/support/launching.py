@@ -32,6 +32,7 @@ class Launch:
         self.mark = uuid.uuid4().hex
         inherited = {name: value for name, value in os.environ.items() if not name.startswith(("HVDLITE_", "HOROVOD_"))}
         inherited.setdefault("OMP_NUM_THREADS", "1")
+        inherited["HVDLITE_PRELOAD"] = "off"  # jobs that do not start cold have their framework already
         inherited["HVDLITE_FAILURE_GRACE"] = GRACE  # ranks of a crowded machine end late
         self.process = warm.start(
             [*under, *RUN, *words],
