@@ -96,7 +96,8 @@ struct hvd_cost {
 #define HVD_COST_RANKS 16
 uint64_t hvd_algo_cost(const struct hvd_algo *algo, const struct hvd_shape *shape, uint64_t element_bytes,
                        struct hvd_cost cost);
-/* The cheapest that can; of equal ones the first by name. `ordered`: only such. NULL: none can. */
+/* The cheapest that can; of equal ones what is for small buffers (`most`), then the first by name. `ordered`: only
+ * such. NULL: none can. */
 const struct hvd_algo *hvd_algo_choose(const struct hvd_shape *shape, uint64_t element_bytes, struct hvd_cost cost,
                                        bool ordered);
 /* By name; NULL: no such algorithm. */

@@ -25,6 +25,10 @@
 #include <poll.h>
 
 #define HVD_P2P_BLOCK ((size_t)64 << 10) /* what is received before it is combined: it stays in the cache */
+#define HVD_P2P_AHEAD ((size_t)1 << 20)  /* what is packed before it leaves, in order: as much as a link takes at once \
+                                          */
+
+struct hvd_p2p_bucket;
 
 struct hvd_p2p_cursor {
     int i;     /* step; equal to `steps`: done */
@@ -46,12 +50,14 @@ struct hvd_p2p_run {
     unsigned char *block; /* HVD_P2P_BLOCK */
     struct hvd_p2p_cursor out, in;
     struct hvd_p2p_head head_out, head_in;
-    struct hvd_p2p_early *early; /* NULL: none */
-    bool was_early;              /* this run's messages are early's */
-    size_t skip;                 /* bytes of a wrong guess to be read past, where the receive cursor is */
-    size_t block_fill;           /* received and not yet combined */
-    int patrol;                  /* whose end was looked for last */
-    const bool *leaving;         /* see plane.h; may be NULL */
+    struct hvd_p2p_early *early;   /* NULL: none */
+    bool was_early;                /* this run's messages are early's */
+    size_t skip;                   /* bytes of a wrong guess to be read past, where the receive cursor is */
+    size_t block_fill;             /* received and not yet combined */
+    int patrol;                    /* whose end was looked for last */
+    struct hvd_p2p_bucket *bucket; /* packed and unpacked on the way where that may be; NULL: never */
+    bool in_order;                 /* it is: one step sends and completes the buffer from its beginning to its end */
+    const bool *leaving;           /* see plane.h; may be NULL */
 };
 
 /* Begin; all fields up to `block` are set. */
