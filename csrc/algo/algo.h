@@ -5,6 +5,9 @@
  * be proved for every world size before a byte is sent (tests/c/test_algo.c), and why its cost needs no table: it
  * follows from its own steps (registry.c).
  *
+ * An ordered algorithm keeps what comes and folds it, or combines each element in one step only (exchange.c): either
+ * way with one rounding of result and scale. What a step receives to be combined may be what it sends.
+ *
  * Steps are aligned: what a rank sends in step i its partner receives in step i, in the same range of the buffer. Each
  * rank has the same number of steps; in some it may have nothing to do. A rank may run ahead as far as its data go.
  *

@@ -1,15 +1,16 @@
 /* p2p.c - the plane that needs nothing but links: every rank talks to ranks, over TCP or whatever a link is.
  *
  * What does a work become here? A buffer, an algorithm and a run (p2p/run.h). The bucket's pieces are packed into one
- * buffer, unless it is one tensor that can be worked on where the result goes; the algorithm is the cheapest for the
- * agreed cost of the links, or the one that was asked for; when its steps are done the pieces are filled.
+ * buffer (p2p/pack.h), unless it is one tensor that can be worked on where the result goes; the algorithm is the
+ * cheapest for the agreed cost of the links, or the one that was asked for; when its steps are done, or on the way, the
+ * pieces are filled.
  *
- * IN RANK ORDER OR NOT. Algorithms that keep all contributions and combine them at once, in rank order, give the same
- * bits as shared memory does, with one rounding: they are the rule for floats. The others combine on the way: in many
- * ranks fewer steps, but bits depend on where in the bucket a value lies. They are used where that cannot be
- * seen (integers) and where it was allowed (any_order); never for scaled integers, which would truncate at every hop,
- * and for 16-bit floats, which would round there, only if asked for by name. Floats that such a run leaves unscaled are
- * scaled once, when the pieces are filled.
+ * IN RANK ORDER OR NOT. Algorithms that combine all contributions at once, in rank order, give the same bits as shared
+ * memory does, with one rounding: they are the rule for floats. The others combine on the way: in many ranks fewer
+ * steps, but bits depend on where in the bucket a value lies. They are used where that cannot be seen (integers) and
+ * where it was allowed (any_order); never for scaled integers, which would truncate at every hop, and for 16-bit
+ * floats, which would round there, only if asked for by name. Floats that such a run leaves unscaled are scaled once,
+ * when the pieces are filled.
  *
  * A rank that has joined gives the identity of the op. Like every plane's, each choice is made from agreed fields only.
  * Memory: one buffer, one area for what is kept, as large as the largest work seen; a block of 64 KB. After a failure
