@@ -8,21 +8,16 @@
 #ifndef HVD_PLANE_P2P_PACK_H
 #define HVD_PLANE_P2P_PACK_H
 
+#include "../shm/scatter_list.h"
 #include "run.h"
-
-struct hvd_work;
-
-struct hvd_p2p_place {
-    uint32_t piece;
-    uint64_t at, done; /* elements: of that piece, in all */
-};
 
 struct hvd_p2p_bucket {
     const struct hvd_work *work;
     const struct hvd_p2p_run *run;
     struct hvd_scale scale; /* if `scaled`: what the run leaves to be applied */
     bool scaled;
-    struct hvd_p2p_place packed, unpacked; /* zero before the run */
+    uint64_t packed, unpacked; /* elements so far; zero before the run, as are the cursors */
+    struct hvd_shm_cursor in, out;
 };
 
 /* This rank's values into the buffer, where the algorithm expects them; the result into the tensors. */
