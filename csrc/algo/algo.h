@@ -5,6 +5,9 @@
  * be proved for every world size before a byte is sent (tests/c/test_algo.c), and why its cost needs no table: it
  * follows from its own steps (registry.c).
  *
+ * An ordered algorithm keeps what comes and folds it, or combines each element in one step only (exchange.c): either
+ * way with one rounding of result and scale. What a step receives to be combined may be what it sends.
+ *
  * Steps are aligned: what a rank sends in step i its partner receives in step i, in the same range of the buffer. Each
  * rank has the same number of steps; in some it may have nothing to do. A rank may run ahead as far as its data go.
  *
@@ -96,7 +99,8 @@ struct hvd_cost {
 #define HVD_COST_RANKS 16
 uint64_t hvd_algo_cost(const struct hvd_algo *algo, const struct hvd_shape *shape, uint64_t element_bytes,
                        struct hvd_cost cost);
-/* The cheapest that can; of equal ones the first by name. `ordered`: only such. NULL: none can. */
+/* The cheapest that can; of equal ones what is for small buffers (`most`), then the first by name. `ordered`: only
+ * such. NULL: none can. */
 const struct hvd_algo *hvd_algo_choose(const struct hvd_shape *shape, uint64_t element_bytes, struct hvd_cost cost,
                                        bool ordered);
 /* By name; NULL: no such algorithm. */

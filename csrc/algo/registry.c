@@ -313,6 +313,12 @@ uint64_t hvd_algo_cost(const struct hvd_algo *algo, const struct hvd_shape *shap
     return total;
 }
 
+/* Of two that take the same time: what is for small buffers, since it may leave early; then by name. */
+static bool is_preferred(const struct hvd_algo *algo, const struct hvd_algo *other)
+{
+    return algo->most != other->most ? algo->most > other->most : strcmp(algo->name, other->name) < 0;
+}
+
 const struct hvd_algo *hvd_algo_choose(const struct hvd_shape *shape, uint64_t element_bytes, struct hvd_cost cost,
                                        bool ordered)
 {
@@ -324,7 +330,7 @@ const struct hvd_algo *hvd_algo_choose(const struct hvd_shape *shape, uint64_t e
         if ((*algo)->most && multiply(shape->count, element_bytes) > (*algo)->most)
             continue;
         uint64_t taken = hvd_algo_cost(*algo, shape, element_bytes, cost);
-        if (!best || taken < least || (taken == least && strcmp((*algo)->name, best->name) < 0)) {
+        if (!best || taken < least || (taken == least && is_preferred(*algo, best))) {
             best = *algo;
             least = taken;
         }

@@ -1,15 +1,16 @@
 /* p2p.c - the plane that needs nothing but links: every rank talks to ranks, over TCP or whatever a link is.
  *
  * What does a work become here? A buffer, an algorithm and a run (p2p/run.h). The bucket's pieces are packed into one
- * buffer, unless it is one tensor that can be worked on where the result goes; the algorithm is the cheapest for the
- * agreed cost of the links, or the one that was asked for; when its steps are done the pieces are filled.
+ * buffer (p2p/pack.h), unless it is one tensor that can be worked on where the result goes; the algorithm is the
+ * cheapest for the agreed cost of the links, or the one that was asked for; when its steps are done, or on the way, the
+ * pieces are filled.
  *
- * IN RANK ORDER OR NOT. Algorithms that keep all contributions and combine them at once, in rank order, give the same
- * bits as shared memory does, with one rounding: they are the rule for floats. The others combine on the way: in many
- * ranks fewer steps, but bits depend on where in the bucket a value lies. They are used where that cannot be
- * seen (integers) and where it was allowed (any_order); never for scaled integers, which would truncate at every hop,
- * and for 16-bit floats, which would round there, only if asked for by name. Floats that such a run leaves unscaled are
- * scaled once, when the pieces are filled.
+ * IN RANK ORDER OR NOT. Algorithms that combine all contributions at once, in rank order, give the same bits as shared
+ * memory does, with one rounding: they are the rule for floats. The others combine on the way: in many ranks fewer
+ * steps, but bits depend on where in the bucket a value lies. They are used where that cannot be seen (integers) and
+ * where it was allowed (any_order); never for scaled integers, which would truncate at every hop, and for 16-bit
+ * floats, which would round there, only if asked for by name. Floats that such a run leaves unscaled are scaled once,
+ * when the pieces are filled.
  *
  * A rank that has joined gives the identity of the op. Like every plane's, each choice is made from agreed fields only.
  * Memory: one buffer, one area for what is kept, as large as the largest work seen; a block of 64 KB. After a failure
@@ -18,7 +19,7 @@
  */
 #include "plane.h"
 
-#include "plane/p2p/run.h"
+#include "plane/p2p/pack.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -37,13 +38,12 @@ struct p2p {
     const struct hvd_algo *choice[KINDS][64][2]; /* by kind, bits of the bytes, ordered; NULL: not asked yet */
     struct hvd_error failed;
     struct hvd_p2p_run run;
-    struct hvd_scale fill; /* what remains when the pieces are filled */
+    struct hvd_p2p_bucket bucket;
     unsigned char *buffer, *kept, *block;
     size_t buffer_bytes, kept_bytes;
     struct hvd_p2p_early early;
     uint64_t *chunk; /* allgather: elements of each rank, over all pieces */
     uint64_t works;
-    bool direct, scaled; /* the buffer is the result itself; the run leaves a factor to be applied */
 };
 
 static void p2p_close(void *plane)
@@ -176,90 +176,6 @@ static int reserve(struct p2p *p2p, unsigned char **area, size_t *has, size_t by
     return HVD_OK;
 }
 
-/* A joined rank: the same element everywhere. */
-static void fill_identity(const struct hvd_work *work, const struct hvd_scale *scale, unsigned char *to, uint64_t count,
-                          size_t element_bytes)
-{
-    unsigned char element[16];
-    hvd_op_identity(scale->op, work->dtype, element);
-    for (uint64_t i = 0; i < count; i++)
-        memcpy(to + i * element_bytes, element, element_bytes);
-}
-
-/* This rank's values into the buffer, where the algorithm expects them. */
-static void pack(struct p2p *p2p, const struct hvd_work *work)
-{
-    struct hvd_p2p_run *run = &p2p->run;
-    unsigned char *to = run->buffer;
-    if (work->kind == HVD_BROADCAST && work->root != p2p->rank)
-        return;
-    if (work->kind == HVD_ALLGATHER)
-        to += hvd_algo_cut(&run->shape, p2p->rank) * run->element_bytes;
-    for (uint32_t i = 0; i < work->pieces; i++) {
-        const struct hvd_piece *piece = &work->piece[i];
-        size_t bytes = piece->count * run->element_bytes;
-        if (bytes && !piece->in)
-            fill_identity(work, &run->fold, to, piece->count, run->element_bytes);
-        else if (bytes && piece->in != to)
-            memmove(to, piece->in, bytes);
-        to += bytes;
-    }
-}
-
-/* What one piece gets, from the buffer. */
-static void fill(const struct p2p *p2p, const struct hvd_work *work, void *to, const unsigned char *from,
-                 uint64_t count)
-{
-    const void *source = from;
-    if (count == 0 || !to)
-        return;
-    if (p2p->scaled)
-        hvd_reduce(work->dtype, &p2p->fill, to, &source, 1, count);
-    else if (to != from)
-        memmove(to, from, count * p2p->run.element_bytes);
-}
-
-/* Pieces of an allgather: from every rank's chunk, which holds its part of each piece one after the other. */
-static void spread(const struct p2p *p2p, const struct hvd_work *work)
-{
-    const struct hvd_p2p_run *run = &p2p->run;
-    const unsigned char *from = run->buffer;
-    for (int rank = 0; rank < p2p->size; rank++)
-        for (uint32_t i = 0; i < work->pieces; i++) {
-            const uint64_t *counts = &work->count_of[(size_t)i * (size_t)p2p->size];
-            uint64_t before = 0;
-            for (int r = 0; r < rank; r++)
-                before += counts[r];
-            unsigned char *out = work->piece[i].out;
-            fill(p2p, work, out ? out + before * run->element_bytes : NULL, from, counts[rank]);
-            from += counts[rank] * run->element_bytes;
-        }
-}
-
-static void unpack(struct p2p *p2p, const struct hvd_work *work)
-{
-    const struct hvd_p2p_run *run = &p2p->run;
-    const unsigned char *from = run->buffer;
-    if (work->kind == HVD_ALLTOALL || (p2p->direct && !p2p->scaled))
-        return;
-    if (work->kind == HVD_ALLGATHER) {
-        spread(p2p, work);
-        return;
-    }
-    if (work->kind == HVD_REDUCESCATTER) {
-        uint64_t begin = hvd_algo_cut(&run->shape, p2p->rank), end = hvd_algo_cut(&run->shape, p2p->rank + 1);
-        fill(p2p, work, work->piece[0].out, from + begin * run->element_bytes, end - begin);
-        return;
-    }
-    bool has_it = work->kind == HVD_BROADCAST && work->root == p2p->rank;
-    for (uint32_t i = 0; i < work->pieces; i++) {
-        const struct hvd_piece *piece = &work->piece[i];
-        if (!has_it || piece->out != piece->in)
-            fill(p2p, work, piece->out, from, piece->count);
-        from += piece->count * run->element_bytes;
-    }
-}
-
 /* Alltoall works on the caller's memory; what a rank gives to itself does not travel. */
 static void keep_own(const struct p2p *p2p, const struct hvd_work *work)
 {
@@ -335,35 +251,37 @@ static int p2p_start(void *plane, struct hvd_work *work, struct hvd_error *error
     if (reduces(work))
         run->fold = scale_of(p2p, work);
     run->hop = (struct hvd_scale){.op = run->fold.op, .divide = 1, .factor = 1.0, .first = 1.0};
-    p2p->fill = run->fold;
     run->algo = choose(p2p, &run->shape, run->element_bytes, needs_order(p2p, work, &run->fold));
-    p2p->scaled = reduces(work) && !run->algo->ordered && (run->fold.factor != 1.0 || run->fold.divide != 1);
+    bool scaled = reduces(work) && !run->algo->ordered && (run->fold.factor != 1.0 || run->fold.divide != 1);
+    p2p->bucket = (struct hvd_p2p_bucket){.work = work, .run = run, .scale = run->fold, .scaled = scaled};
+    run->bucket = &p2p->bucket;
     run->link = p2p->link;
     run->leaving = p2p->leaving;
     run->mark = hvd_p2p_mark(work, p2p->works, run->shape.count, run->algo->whole);
     run->early = &p2p->early;
     run->block = p2p->block;
-    p2p->direct = work->pieces == 1 && work->piece[0].out && work->kind != HVD_REDUCESCATTER;
+    bool direct = work->pieces == 1 && work->piece[0].out && work->kind != HVD_REDUCESCATTER;
     size_t kept = hvd_p2p_kept_bytes(run->algo, &run->shape, run->element_bytes);
     int code = reserve(p2p, &p2p->kept, &p2p->kept_bytes, kept, &p2p->failed);
-    if (!code && !p2p->direct)
+    if (!code && !direct)
         code = reserve(p2p, &p2p->buffer, &p2p->buffer_bytes, run->shape.count * run->element_bytes, &p2p->failed);
     if (code)
         return HVD_OK; /* others may have started: poll tells */
     run->kept = p2p->kept;
-    run->buffer = p2p->direct ? work->piece[0].out : p2p->buffer;
+    run->buffer = direct ? work->piece[0].out : p2p->buffer;
     run->source = work->kind == HVD_ALLTOALL ? work->piece[0].in : run->buffer;
+    hvd_p2p_begin(run);
     if (work->kind == HVD_ALLTOALL)
         keep_own(p2p, work);
-    else
-        pack(p2p, work);
-    hvd_p2p_begin(run);
+    else if (!run->in_order)
+        hvd_p2p_pack(&p2p->bucket);
     return HVD_OK;
 }
 
 static int p2p_poll(void *plane, struct hvd_work *work, bool *progress, struct hvd_error *error)
 {
     struct p2p *p2p = plane;
+    (void)work;
     int code = p2p->failed.code;
     if (!code || code == HVD_EPEER) {
         p2p->failed.code = HVD_OK; /* a peer that has left may be missed no more */
@@ -371,8 +289,8 @@ static int p2p_poll(void *plane, struct hvd_work *work, bool *progress, struct h
     }
     if (code < 0)
         *error = p2p->failed;
-    if (code == HVD_OK)
-        unpack(p2p, work);
+    if (code == HVD_OK && !p2p->run.in_order)
+        hvd_p2p_unpack(&p2p->bucket);
     return code;
 }
 

@@ -6,13 +6,15 @@
 Hosts are namespaces of this machine (tests/support/hosts.py, hence root and the extra `test`): `loopback` is one host
 whose ranks talk TCP, `1gbit` two hosts behind a token bucket, `1gbit+4ms` the same with a round trip of 4 ms. Each
 library is a job of its own, and the jobs take turns, so that all see the machine in the same states. `of raw` is the
-share of what one plain TCP stream carries between the same hosts that an allreduce moves each way: 2 (n - 1) / n times
-its size, and with several ranks per host the ranks of a host together. Calls are timed in groups: of two ranks that
-wait for each other in turns each call is short for the one and long for the other, and only their mean says how many a
-second there are. `signed` is hvdlite with HVDLITE_WIRE_AUTH=1. Ranks without torch or mpicc leave Gloo or Open MPI out.
+share of what one plain TCP stream carries between the same hosts, both ways at once, that an allreduce moves each way:
+2 (n - 1) / n times its size, and with several ranks per host the ranks of a host together. Calls are timed in groups:
+of two ranks that wait for each other in turns each call is short for the one and long for the other, and only their
+mean says how many a second there are. `signed` is hvdlite with HVDLITE_WIRE_AUTH=1. Ranks without torch or mpicc leave
+Gloo or Open MPI out.
 """
 
 import argparse
+import functools
 import json
 import os
 import shutil
@@ -20,7 +22,9 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -29,6 +33,9 @@ sys.path.insert(0, str(HERE.parent.parent / "tests/support"))
 from measure import MARK, PATIENCE, report, size_text, spread  # noqa: E402
 
 SIZES = (4 << 10, 256 << 10, 16 << 20)
+GRADIENTS = [9408, 64, 64] + [4096, 64, 64, 36864, 64, 64, 16384, 256, 256] * 10  # elements, much as in ResNet-50
+GRADIENTS += [2359296, 512, 512, 1048576, 2048, 2048] * 6 + [2048000, 1000]
+BYTES = {**{size_text(size): size for size in SIZES}, "16 MB mean": 16 << 20, "gradients": 4 * sum(GRADIENTS)}
 SETTINGS = {"loopback": (None, 0), "1gbit": ("1gbit", 0), "1gbit+4ms": ("1gbit", 2)}
 SECONDS = {"full": 2.0, "quick": 0.5, "tiny": 0.02}
 ROUNDS = {"full": 3, "quick": 2, "tiny": 1}
@@ -37,36 +44,52 @@ RAW_PORT, GLOO_PORT = 5001, 5002
 
 
 def one_stream(rank: int, address: str, size: int) -> None:
-    """Rank 0 sends, the last rank receives and says when it has all of it: seconds of one transfer."""
+    """Rank 0 and the last one send each other so many bytes at once; the last one tells how long it takes."""
     if rank == 0:
         with socket.create_server(("", RAW_PORT)) as server:
             peer = server.accept()[0]
-            with peer:
-                while count := int.from_bytes(peer.recv(8, socket.MSG_WAITALL), "big"):
-                    peer.sendall(bytes(count))
-        return
-    until = time.monotonic() + 20
-    while True:
-        try:
-            peer = socket.create_connection((address, RAW_PORT), timeout=60)
-            break
-        except OSError:
-            if time.monotonic() > until:
-                raise
-            time.sleep(0.05)
-    room = memoryview(bytearray(1 << 20))
+    else:
+        until = time.monotonic() + 20
+        while True:
+            try:
+                peer = socket.create_connection((address, RAW_PORT), timeout=60)
+                break
+            except OSError:
+                if time.monotonic() > until:
+                    raise
+                time.sleep(0.05)
+    data, room, taken = bytes(size), memoryview(bytearray(1 << 20)), []
     with peer:
-        peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        taken = []
-        for _ in range(5):
+        for _ in range(9):
             began = time.perf_counter()
-            peer.sendall(size.to_bytes(8, "big"))
+            sender = threading.Thread(target=peer.sendall, args=(data,))
+            sender.start()
             left = size
             while left:
                 left -= peer.recv_into(room[: min(left, len(room))])
+            sender.join()
             taken.append((time.perf_counter() - began) * 1e6)
+    if rank:
         report(size_text(size), "raw stream", "us", taken[1:])
-        peer.sendall(bytes(8))
+
+
+def works(lib) -> "dict[str, Callable[[], None]]":
+    """What is timed: sums of one tensor; of hvdlite also means, of one tensor and of the gradients of ResNet-50."""
+    import torch
+
+    tensors = {size_text(size): torch.zeros(size // 4) for size in SIZES}
+    timed = {text: functools.partial(lib.reduce, tensor, f"wire.{text}") for text, tensor in tensors.items()}
+    if lib.name == "hvdlite":
+        each = [torch.zeros(count) for count in GRADIENTS]
+        timed["16 MB mean"] = functools.partial(means, lib.calls, [tensors["16 MB"]])
+        timed["gradients"] = functools.partial(means, lib.calls, each)
+    return timed
+
+
+def means(hvd, tensors) -> None:
+    handles = [hvd.allreduce_async_(t, name=f"{len(tensors)}.{i}", op=hvd.Average) for i, t in enumerate(tensors)]
+    for handle in handles:
+        hvd.synchronize(handle)
 
 
 def work(library: str, seconds: float, address: str) -> None:
@@ -76,8 +99,6 @@ def work(library: str, seconds: float, address: str) -> None:
         if rank in (0, size - 1):
             one_stream(rank, address, 16 << 20)
         return
-    import torch
-
     from libraries import library as made
 
     if library == "gloo":
@@ -85,22 +106,21 @@ def work(library: str, seconds: float, address: str) -> None:
         if address.startswith("127."):
             os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     lib = made(library)
-    for count in SIZES:
-        tensor = torch.zeros(count // 4)
+    for text, call in works(lib).items():
         for _ in range(3):
-            lib.reduce(tensor, f"wire.{count}")
+            call()
         lib.barrier()
         began = time.perf_counter()
-        lib.reduce(tensor, f"wire.{count}")
+        call()
         one = max(lib.gather(time.perf_counter() - began))
         taken = []
         for _ in range(int(min(1000, max(3, seconds / GROUP / max(one, 1e-5))))):
             began = time.perf_counter()
             for _ in range(GROUP):
-                lib.reduce(tensor, f"wire.{count}")
+                call()
             taken.append((time.perf_counter() - began) / GROUP * 1e6)
         if rank == size - 1:
-            report(size_text(count), library, "us", taken)
+            report(text, library, "us", taken)
     lib.barrier()
     lib.close()
 
@@ -212,9 +232,8 @@ def table(setting: str, slots, found: "dict[tuple[str, str], list[float]]") -> N
         if library == "raw":
             continue
         low, median, high = spread(values)
-        count = next(each for each in SIZES if size_text(each) == size)
-        share = 2 * (ranks - 1) / ranks * count / median / stream if stream else 0
-        print(f"  {size:>7} {library:8} {median:10.0f} us ({low:.0f} to {high:.0f})  {share:5.2f} of raw", flush=True)
+        share = 2 * (ranks - 1) / ranks * BYTES[size] / median / stream if stream else 0
+        print(f"  {size:>10} {library:8} {median:10.0f} us ({low:.0f} to {high:.0f})  {share:5.2f} of raw", flush=True)
 
 
 if __name__ == "__main__":

@@ -54,6 +54,8 @@ static void receive(int i, int rank, const struct hvd_step *mine, const struct h
             world.kept[rank][mine->from][k] = came;
         } else {
             CHECK((world.state[rank][k] & came) == 0, "%s: a rank would count twice", where(i, rank));
+            CHECK(!world.algo->ordered || (world.state[rank][k] | came) == everyone(), "%s: not at once",
+                  where(i, rank));
             world.state[rank][k] |= came;
         }
     }
@@ -259,6 +261,7 @@ static void test_bytes_on_the_wire_are_the_formula(void)
         CHECK(dearest("chain", HVD_BROADCAST, size, count, 5) == count, "chain, %d", size);
         CHECK(dearest("twotree", HVD_ALLREDUCE, size, count, 5) <= 2 * count, "twotree, %d", size);
         CHECK(dearest("whole", HVD_ALLREDUCE, size, count, 1) == (n - 1) * count, "whole, %d", size);
+        CHECK(size > 2 || dearest("exchange", HVD_ALLREDUCE, size, count, 1) == count, "exchange");
     }
 }
 
@@ -305,7 +308,9 @@ static void test_the_cheapest_is_chosen(void)
     struct hvd_shape two = {.kind = HVD_ALLREDUCE, .size = 2, .count = 1024, .grain = 1 << 14};
     CHECK(strcmp(hvd_algo_choose(&two, 4, cost, true)->name, "whole") == 0, "4 KB take two rounds");
     two.count = 16385; /* one more than it is for */
-    CHECK(strcmp(hvd_algo_choose(&two, 4, cost, true)->name, "direct") == 0, "two ranks each combine everything");
+    for (int ordered = 0; ordered <= 1; ordered++)
+        CHECK(strcmp(hvd_algo_choose(&two, 4, cost, ordered)->name, "exchange") == 0, "half of the way waits");
+    CHECK(hvd_algo_cost(hvd_algo_named("exchange"), &two, 4, cost) == 20000 + 16385 * 4 * 8, "one message each way");
     struct hvd_shape ring = {.kind = HVD_ALLREDUCE, .size = 4, .count = 1000, .grain = 1};
     uint64_t by_hand = 6 * (20000 + 250 * 4 * 8);
     CHECK(hvd_algo_cost(hvd_algo_named("ring"), &ring, 4, cost) == by_hand, "%llu",

@@ -3,6 +3,8 @@
  * Step 0: rank 0 sends its buffer to rank 1. Step 1: rank 2 sends its own to rank 0, over the same range. Nothing but
  * the rule keeps rank 0 from taking that in before rank 1 has all of what was there: rank 1 does not read for a long
  * time.
+ *
+ * And two ranks that exchange a large buffer over signed links, whose sockets hold less than a record.
  */
 #include "check.h"
 #include "plane/p2p/run.h"
@@ -64,6 +66,55 @@ static int go_on(int rank)
     return code;
 }
 
+static void exchange_over(int rank, int fd)
+{
+    static const unsigned char keys[HVD_KEY_PAIR_BYTES];
+    struct hvd_error error = {0};
+    struct hvd_link_signing signing = {keys, "tensors"};
+    struct hvd_link *link = &end[rank][1 - rank];
+    *link = (struct hvd_link){.self = &signing};
+    CHECK(hvd_link_signed.open(link, fd, 1 - rank, &error) == HVD_OK, "%s", error.text);
+    for (int i = 0; i < COUNT; i++)
+        values[rank][i] = rank + i;
+    run[rank] = (struct hvd_p2p_run){
+        .algo = hvd_algo_named("exchange"),
+        .shape = {.kind = HVD_ALLREDUCE, .rank = rank, .size = 2, .count = COUNT, .grain = COUNT},
+        .dtype = HVD_DTYPE_int32,
+        .element_bytes = sizeof(int32_t),
+        .fold = {.op = HVD_OP_sum, .divide = 1, .factor = 1.0, .first = 1.0},
+        .link = link_of[rank],
+        .source = (const unsigned char *)values[rank],
+        .buffer = (unsigned char *)values[rank],
+        .block = block[rank],
+    };
+    hvd_p2p_begin(&run[rank]);
+}
+
+/* Rank 1 gets nothing through for a while, and so may combine a block at most: then nothing that comes is news. */
+static void a_record_is_larger_than_its_way(int buffer, int other)
+{
+    int pair[2];
+    struct pollfd news[RANKS];
+    CHECK(socketpair(AF_UNIX, SOCK_STREAM, 0, pair) == 0, "a pair");
+    CHECK(setsockopt(pair[1], SOL_SOCKET, SO_SNDBUF, &buffer, sizeof buffer) == 0, "%d bytes", buffer);
+    CHECK(setsockopt(pair[0], SOL_SOCKET, SO_SNDBUF, &other, sizeof other) == 0, "%d bytes", other);
+    for (int rank = 0; rank < 2; rank++)
+        exchange_over(rank, pair[rank]);
+    go_on(0);
+    for (int polls = 0; polls < 100; polls++)
+        go_on(1);
+    CHECK(run[1].out.at == sizeof run[1].head_out && values[1][0] == 1, "combined before it was sent");
+    CHECK(hvd_p2p_watch(&run[1], news) == 1 && news[0].events & POLLOUT, "it sleeps until it can send");
+    CHECK(other < (int)HVD_P2P_BLOCK || (run[1].block_fill == HVD_P2P_BLOCK && !(news[0].events & POLLIN)),
+          "%zu bytes wait, and more would be news", run[1].block_fill);
+    for (int polls = 0; go_on(0) + go_on(1) != 2 * HVD_OK; polls++)
+        CHECK(polls < 100000, "%zu and %zu bytes are sent", run[0].out.at, run[1].out.at);
+    for (int i = 0; i < COUNT; i++)
+        CHECK(values[0][i] == 2 * i + 1 && values[1][i] == 2 * i + 1, "element %d", i);
+    for (int rank = 0; rank < 2; rank++)
+        hvd_link_signed.close(&end[rank][1 - rank]);
+}
+
 int main(void)
 {
     connect_all();
@@ -100,5 +151,7 @@ int main(void)
         for (int b = 0; b < RANKS; b++)
             if (a != b)
                 hvd_link_tcp.close(&end[a][b]);
+    a_record_is_larger_than_its_way(4096, 1 << 18);
+    a_record_is_larger_than_its_way(4096, 4096);
     return 0;
 }

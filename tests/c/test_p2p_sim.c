@@ -7,6 +7,7 @@
  */
 #include "bucket.h"
 #include "kernel/kernel.h"
+#include "plane/p2p/eager_send.h"
 #include "world.h"
 
 #include <string.h>
@@ -101,12 +102,34 @@ static void any_works(const struct hvd_plane_arg *world, void *more)
     plane->close(opened);
 }
 
+/* Both have a wrong guess under way, of which the line holds a few bytes: it must not wait for what follows it. */
+static void wrong_guesses_and_an_exchange(const struct hvd_plane_arg *arg, void *more)
+{
+    enum { COUNT = 20000 };
+    static _Thread_local float values[COUNT];
+    struct hvd_piece piece;
+    struct hvd_error error = {0};
+    void *opened;
+    const struct hvd_plane *plane = hvd_world_open(arg, "p2p", &opened);
+    struct hvd_work guess = hvd_bucket_sum(&piece, values, HVD_EARLY_BYTES / sizeof *values), work;
+    for (int i = 0; i < COUNT; i++)
+        values[i] = (float)(arg->rank + i % 10);
+    plane->foresee(opened, &guess);
+    work = hvd_bucket_sum(&piece, values, COUNT);
+    CHECK(hvd_world_do(arg, plane, opened, &work, &error) == HVD_OK, "%s", error.text);
+    for (int i = 0; i < COUNT; i++)
+        CHECK(values[i] == (float)(1 + 2 * (i % 10)), "element %d is %g", i, (double)values[i]);
+    plane->close(opened);
+}
+
 static void every_seed_of_any_works(void)
 {
     static const int sizes[] = {2, 3, 4, 5, 7, 8, 13};
     for (uint64_t seed = 0; seed < SEEDS; seed++)
         for (size_t k = 0; k < HVD_COUNT_OF(lines); k++)
             hvd_world_sim(sizes[seed % HVD_COUNT_OF(sizes)], seed, &lines[k], 300, any_works, &seed);
+    for (size_t k = 0; k < HVD_COUNT_OF(lines); k++)
+        hvd_world_sim(2, k, &lines[k], 300, wrong_guesses_and_an_exchange, NULL);
 }
 
 struct doom {

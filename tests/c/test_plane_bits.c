@@ -1,8 +1,9 @@
-/* test_plane_bits.c - sums of floats are the same to the last bit, however tensors are fused and in every run.
+/* test_plane_bits.c - results are the same to the last bit, however tensors are fused and in every run.
  *
  * Twelve tensors of values whose sum depends on the order go through the plane alone, in one bucket, in
  * three, in plane memory, and again, through each plane that adds floats in a fixed order; every result is compared
- * with the sum in rank order, made by a plain loop.
+ * with the sum in rank order, made by a plain loop. Then two ranks combine any bits that a dtype can have, NaNs of
+ * every payload and both zeros among them, by each op, scaled or not: as the kernel does it in rank order.
  */
 #include "bucket.h"
 #include "kernel/kernel.h"
@@ -96,8 +97,62 @@ static void every_fusion(struct hvd_seat *seat)
     free(wanted);
 }
 
+/* Any bits; in some places a zero of either sign, which min and max tell apart by their order. */
+static void any_bits(unsigned char *to, size_t bytes, int rank, size_t element)
+{
+    uint64_t draw = 77 + (uint64_t)rank;
+    for (size_t i = 0; i < bytes; i++)
+        to[i] = (unsigned char)hvd_sim_below(&draw, 256);
+    for (size_t i = 0; i < bytes / element; i += 5) {
+        memset(to + i * element, 0, element);
+        to[(i + 1) * element - 1] = (i & 1) == (size_t)rank ? 0x80 : 0;
+    }
+}
+
+static void one_case(struct hvd_seat *seat, int dtype, int op, double postscale)
+{
+    enum { COUNT = 40001 };
+    size_t element = (size_t)hvd_dtype_bytes(dtype), bytes = COUNT * element;
+    unsigned char *in[2] = {malloc(bytes), malloc(bytes)}, *out = malloc(bytes), *due = malloc(bytes);
+    CHECK(in[0] && in[1] && out && due, "no memory");
+    for (int rank = 0; rank < 2; rank++)
+        any_bits(in[rank], bytes, rank, element);
+    struct hvd_piece piece[3];
+    struct hvd_work work = hvd_bucket_sum(piece, out, COUNT);
+    static const uint64_t begin[] = {0, 1, 20000, COUNT};
+    for (int i = 0; i < 3; i++)
+        piece[i] = (struct hvd_piece){in[seat->arg.rank] + begin[i] * element, out + begin[i] * element,
+                                      begin[i + 1] - begin[i]};
+    work.pieces = 3;
+    work.dtype = dtype;
+    work.op = op;
+    work.divide_by = 2;
+    work.postscale = postscale;
+    struct hvd_scale scale = hvd_scale_fold(op, dtype, 2, 2, 1, postscale);
+    hvd_reduce(dtype, &scale, due, (const void *const *)in, 2, COUNT);
+    hvd_seat_done(seat, &work);
+    CHECK(memcmp(out, due, bytes) == 0, "%s, rank %d, %s, op %d, times %g: other bits", seat->arg.algo, seat->arg.rank,
+          hvd_dtype_name(dtype), op, postscale);
+    free(in[0]);
+    free(in[1]);
+    free(out);
+    free(due);
+}
+
+static void any_bits_of_two(struct hvd_seat *seat)
+{
+    for (int dtype = 0; dtype < HVD_DTYPES_MAX; dtype++)
+        for (int op = HVD_OP_average; op <= HVD_OP_product; op++)
+            for (double postscale = 1; postscale > 0.2; postscale -= 0.7)
+                if (op != HVD_OP_adasum && !hvd_reduce_check(op, dtype, 1, postscale))
+                    one_case(seat, dtype, op, postscale);
+}
+
 int main(void)
 {
+    static const char *const of_two[] = {"exchange", "direct"};
+    for (size_t k = 0; k < HVD_COUNT_OF(of_two); k++)
+        hvd_world_seats(HVD_WORLD_THREADS, 2, "p2p", &(struct hvd_plane_arg){.algo = of_two[k]}, any_bits_of_two, NULL);
     static const int sizes[] = {2, 3, 4, 7};
     static const char *const planes[] = {"shm", "p2p"};
     for (size_t k = 0; k < HVD_COUNT_OF(planes); k++) {

@@ -142,7 +142,7 @@ def test_tcp_between_hosts_is_measured_beside_a_raw_stream():
     done = subprocess.run(words, capture_output=True, text=True, timeout=SECONDS)
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.search(r"1gbit\+4ms, ranks per host \(1, 1\), raw stream \d+\.\d+ Gbit/s", done.stdout)
-    for size in ("4 KB", "256 KB", "16 MB"):
+    for size in ("4 KB", "256 KB", "16 MB", "16 MB mean", "gradients"):
         assert re.search(rf"{size} hvdlite +\d+ us .* of raw", done.stdout), done.stdout
 
 

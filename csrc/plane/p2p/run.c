@@ -8,7 +8,7 @@
  * A head that is not the expected one ends the job: after it nothing in the stream can be believed.
  */
 #define _GNU_SOURCE /* POLLRDHUP */
-#include "run.h"
+#include "pack.h"
 
 #include <inttypes.h>
 #include <string.h>
@@ -31,13 +31,16 @@ void hvd_p2p_begin(struct hvd_p2p_run *run)
     run->patrol = run->shape.rank;
     load(run, &run->out);
     load(run, &run->in);
+    run->in_order =
+        run->bucket && run->shape.kind == HVD_ALLREDUCE && run->steps == 1 && run->in.step.how == HVD_STEP_REDUCE;
 }
 
 size_t hvd_p2p_kept_bytes(const struct hvd_algo *algo, const struct hvd_shape *shape, size_t element_bytes)
 {
-    if (!algo->ordered || shape->kind == HVD_ALLGATHER || shape->kind == HVD_BROADCAST || shape->kind == HVD_ALLTOALL)
-        return 0;
     uint64_t begin, end;
+    struct hvd_shape own = *shape;
+    if (!algo->ordered || algo->steps(&own) == 0 || hvd_algo_step(algo, &own, 0).how != HVD_STEP_STAGE)
+        return 0;
     hvd_algo_folded(algo, shape, &begin, &end);
     return (size_t)(end - begin) * element_bytes * (size_t)shape->size;
 }
@@ -81,23 +84,26 @@ static uint64_t may_send(const struct hvd_p2p_run *run)
     return ready;
 }
 
-/* Has anything of [at, end) yet to be sent, by a step up to that of the receive cursor? */
-static bool has_to_send(const struct hvd_p2p_run *run, uint64_t at, uint64_t end)
+/* Of [at, at + count), the elements in front of everything that has yet to be sent, by a step up to that of the receive
+ * cursor. */
+static uint64_t sent_before(const struct hvd_p2p_run *run, uint64_t at, uint64_t count)
 {
-    for (int k = run->out.i; k <= run->in.i && k < run->steps; k++) {
+    for (int k = run->out.i; k <= run->in.i && k < run->steps && count; k++) {
         struct hvd_step sends = k == run->out.i ? run->out.step : hvd_algo_step(run->algo, &run->shape, k);
-        if (sends.to >= 0 && before(sends.send_at, sends.send_count, at, end) < sends.send_count)
-            return true;
+        size_t head = sizeof run->head_out, left = k == run->out.i && run->out.at > head ? run->out.at - head : 0;
+        if (sends.to >= 0)
+            count = before(at, count, sends.send_at + left / run->element_bytes, sends.send_at + sends.send_count);
     }
-    return false;
+    return count;
 }
 
-/* Would what comes in replace what has yet to be sent? */
+/* May bytes of the receive at the cursor be taken? What would replace what has yet to be sent may not; what is to be
+ * combined can wait in the block. */
 static bool may_recv(const struct hvd_p2p_run *run)
 {
     const struct hvd_step *step = &run->in.step;
-    return run->shape.kind == HVD_ALLTOALL || step->from < 0 || step->how == HVD_STEP_STAGE ||
-           !has_to_send(run, step->recv_at, step->recv_at + step->recv_count);
+    return run->shape.kind == HVD_ALLTOALL || step->from < 0 || step->how != HVD_STEP_COPY ||
+           sent_before(run, step->recv_at, step->recv_count) == step->recv_count;
 }
 
 /* All has come; may it be combined? */
@@ -105,7 +111,7 @@ static bool may_fold(const struct hvd_p2p_run *run)
 {
     uint64_t begin, end;
     hvd_algo_folded(run->algo, &run->shape, &begin, &end);
-    return !has_to_send(run, begin, end);
+    return sent_before(run, begin, end - begin) == end - begin;
 }
 
 /* Some bytes of the send at the cursor. HVD_OK: moved; HVD_AGAIN: cannot now. */
@@ -124,7 +130,12 @@ static int send_some(struct hvd_p2p_run *run, struct hvd_error *error)
     if (rest != HVD_OK)
         return rest;
     size_t head = sizeof run->head_out, total = head + out->step.send_count * run->element_bytes;
-    size_t ready = head + may_send(run) * run->element_bytes, moved = 0;
+    uint64_t elements = may_send(run);
+    if (run->in_order) {
+        elements = least(elements, (out->at + HVD_P2P_AHEAD) / run->element_bytes);
+        hvd_p2p_pack_until(run->bucket, elements);
+    }
+    size_t ready = head + elements * run->element_bytes, moved = 0;
     if (out->at == 0)
         run->head_out = (struct hvd_p2p_head){run->mark, (uint32_t)out->i, 0, total - head};
     if (out->at >= ready || (out->at == 0 && ready == head)) /* a head alone would be a packet of its own */
@@ -158,6 +169,12 @@ static int check_head(const struct hvd_p2p_run *run, struct hvd_error *error)
                          run->in.i, run->algo->name);
 }
 
+/* Bytes of the message under way, in all. */
+static size_t total_in(const struct hvd_p2p_run *run)
+{
+    return run->in.step.from < 0 ? 0 : sizeof run->head_in + run->in.step.recv_count * run->element_bytes;
+}
+
 /* Where the next bytes go, and how many fit there. */
 static unsigned char *target(struct hvd_p2p_run *run, size_t *room)
 {
@@ -179,17 +196,25 @@ static unsigned char *target(struct hvd_p2p_run *run, size_t *room)
     }
 }
 
-/* Combine what the block holds, whole elements of it. */
-static void combine(struct hvd_p2p_run *run, bool last)
+/* Combine what the block holds, if it is full or all has come: whole elements, as far as their place has been sent. An
+ * ordered algorithm combines an element once: with the scale, and in rank order. */
+static void combine(struct hvd_p2p_run *run)
 {
-    size_t whole = run->block_fill / run->element_bytes;
-    if (whole == 0 || (!last && run->block_fill < HVD_P2P_BLOCK))
+    const struct hvd_step *step = &run->in.step;
+    if (run->block_fill == 0 || (run->block_fill < HVD_P2P_BLOCK && run->in.at < total_in(run)))
         return;
-    unsigned char *to = run->buffer + (run->in.step.recv_at + arrived(run)) * run->element_bytes;
-    const void *source[2] = {to, run->block};
-    hvd_reduce(run->dtype, &run->hop, to, source, 2, whole);
+    uint64_t done = arrived(run), may = sent_before(run, step->recv_at, step->recv_count);
+    size_t whole = least(run->block_fill / run->element_bytes, may - done);
+    unsigned char *to = run->buffer + (step->recv_at + done) * run->element_bytes;
+    bool ordered = run->algo->ordered, after = ordered && step->from < run->shape.rank;
+    const void *source[2] = {after ? run->block : to, after ? to : run->block};
+    if (whole == 0)
+        return;
+    hvd_reduce(run->dtype, ordered ? &run->fold : &run->hop, to, source, 2, whole);
     run->block_fill -= whole * run->element_bytes;
     memmove(run->block, run->block + whole * run->element_bytes, run->block_fill);
+    if (run->in_order)
+        hvd_p2p_unpack_until(run->bucket, done + whole);
 }
 
 /* This rank's chunk, or the buffer, of everyone's values in rank order. */
@@ -229,18 +254,14 @@ static int begin_message(struct hvd_p2p_run *run, struct hvd_error *error)
     return HVD_OK;
 }
 
-/* Bytes of the message under way, in all. */
-static size_t total_in(const struct hvd_p2p_run *run)
-{
-    return run->in.step.from < 0 ? 0 : sizeof run->head_in + run->in.step.recv_count * run->element_bytes;
-}
-
-static int recv_part(struct hvd_p2p_run *run, size_t total, struct hvd_error *error)
+static int recv_part(struct hvd_p2p_run *run, struct hvd_error *error)
 {
     struct hvd_p2p_cursor *in = &run->in;
     struct hvd_link *link = run->link[in->step.from];
     size_t head = sizeof run->head_in, room, moved = 0;
     unsigned char *to = target(run, &room);
+    if (room == 0)
+        return HVD_AGAIN;
     int code = link->kind->recv(link, to, room, &moved, error);
     if (code != HVD_OK || moved == 0)
         return code == HVD_OK ? HVD_AGAIN : code;
@@ -252,8 +273,8 @@ static int recv_part(struct hvd_p2p_run *run, size_t total, struct hvd_error *er
         code = begin_message(run, error);
     if (code != HVD_OK || in->at == 0)
         return code;
-    combine(run, in->at == total);
-    link->counts.messages_in += in->at == total;
+    combine(run);
+    link->counts.messages_in += in->at == total_in(run);
     return HVD_OK;
 }
 
@@ -264,12 +285,14 @@ static int recv_some(struct hvd_p2p_run *run, struct hvd_error *error)
         return HVD_AGAIN;
     if (run->skip)
         return skip_some(run, error);
-    size_t total = total_in(run);
-    if (in->at < total) {
-        int code = recv_part(run, total, error);
-        if (code != HVD_OK || in->at < total)
+    combine(run); /* what has been sent since */
+    if (in->at < total_in(run)) {
+        int code = recv_part(run, error);
+        if (code != HVD_OK || in->at < total_in(run))
             return code;
     }
+    if (run->block_fill)
+        return HVD_AGAIN;
     if (in->step.fold && !may_fold(run))
         return HVD_AGAIN;
     if (in->step.fold)
@@ -318,7 +341,7 @@ int hvd_p2p_watch(const struct hvd_p2p_run *run, struct pollfd *news)
     int count = 0;
     bool ends = ends_are_news(run);
     bool receives = comes_to_receive(run) && run->in.i < run->steps &&
-                    (run->in.at > 0 ? run->in.at < total_in(run) : may_recv(run));
+                    (run->in.at > 0 ? run->in.at < total_in(run) : may_recv(run)) && run->block_fill < HVD_P2P_BLOCK;
     for (int peer = 0; peer < run->shape.size; peer++) {
         const struct hvd_link *link = run->link[peer];
         if (peer == run->shape.rank || link->fd < 0 || link->over || link->forged)
