@@ -32,6 +32,7 @@ _AGGREGATOR = "Address HOST:PORT of an aggregator that hvdlite-aggregator has st
 _AGGREGATOR_KEY = "File with the key of that aggregator."
 _EVERY = "Number of steps of which one is written with its buckets and memory."
 _WIRE = "Compression of optimizers whose script names none: fp16, bf16, int8, int4; none."
+_ALLOCATOR = "0: new gradients of PyTorch are not allocated in memory that ranks share."
 _CYCLES = "1: the timeline marks each vote of the ranks."
 
 
@@ -327,6 +328,7 @@ OPTIONS = (
         flag="--check-start",
         agreed=True,
     ),
+    Option("gradient_allocator", _switch, True, _ALLOCATOR, alias=None),
     Option("check_data", _switch, False, "1: warn if ranks have the same first batch.", alias=None, agreed=True),
     _of_launcher(
         "failure_grace",
