@@ -129,17 +129,19 @@ class GradientMemory:
     def look(self, parameters: Sequence[torch.Tensor], sparse: Container[int] = ()) -> None:
         """A step's first pass begins: which gradients have stayed since the last one? `sparse`: numbers of others.
 
-        A few are looked at: as long as the first of the places is in use, or where there are none, some of the
-        gradients do not stay, nothing has changed.
+        A few are looked at: as long as the first of the places is in use, or where there are none, and of the
+        gradients no more than the one whose hook calls, nothing has changed.
         """
         if self._moved and self._incarnation == len(_incarnations):
             first = next(iter(self._moved))
             gradient = parameters[first].grad
             if gradient is not None and gradient.layout is torch.strided and gradient.data_ptr() == self._moved[first]:
                 return
-        elif not self._moved and all(parameters[len(parameters) * i // _PROBES].grad is None for i in range(_PROBES)):
-            self._allocator.serve(parameters, sparse, len(_incarnations))
-            return
+        elif not self._moved:
+            probes = {len(parameters) * i // _PROBES for i in range(_PROBES)}
+            if sum(parameters[number].grad is not None for number in probes) <= (len(probes) > 1):
+                self._allocator.serve(parameters, sparse, len(_incarnations))
+                return
         staying = [number for number, parameter in enumerate(parameters) if parameter.grad is not None]
         if self._moved and self._incarnation == len(_incarnations) and 2 * len(staying) >= len(self._moved):
             return
