@@ -293,11 +293,8 @@ int hvd_mpi_exchange(uintptr_t comm, const void *mine, size_t bytes, void *all, 
 void *hvd_alloc(size_t bytes);
 void hvd_free(void *memory);
 
-/* Gradients that PyTorch allocates in such memory (torch/gradient_allocator.c).
- * open: an allocator for SetCPUAllocator, made of the default one and of three functions of autograd: the current graph
- * task, its nodes, and those that it executes. 0: they are not as expected. give: blocks of `counts` gradients of each
- * size, for tasks that add to the gradient of one of `nodes`; the number of the slab, or -1: no such memory. end: no
- * more of this slab; memory in use stays. has: whether this address lies in a slab. */
+/* Gradients that PyTorch allocates in such memory (torch/gradient_allocator.c). give: blocks for `counts` gradients of
+ * each size in tasks that reach one of `nodes`; the number of the slab, -1: none. end: no more of that slab. */
 uintptr_t hvd_grad_alloc_open(uintptr_t allocator, uintptr_t task, uintptr_t in_task, uintptr_t chosen);
 int hvd_grad_alloc_give(const uint64_t *bytes, const uint32_t *counts, int sizes, const uintptr_t *nodes, int count);
 void hvd_grad_alloc_end(int slab);

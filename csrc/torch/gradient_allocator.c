@@ -235,6 +235,8 @@ static void after_fork(void)
     pthread_mutex_unlock(&all.mutex);
 }
 
+/* The object for SetCPUAllocator, made of the default allocator and of three functions of autograd: the current graph
+ * task, its nodes, and those that it executes. 0: they are not as expected. */
 uintptr_t hvd_grad_alloc_open(uintptr_t allocator, uintptr_t task, uintptr_t in_task, uintptr_t chosen)
 {
     void **object = (void **)allocator;

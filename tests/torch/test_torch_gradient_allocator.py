@@ -71,7 +71,7 @@ def test_other_models_of_the_same_sizes_get_none():
             backward(foreign, step), plain.step()
             optimizer.zero_grad()
             backward(model, step), optimizer.step()
-            assert (served(model), served(foreign)) == (ALL, 0), (step, first)
+            assert (served(model), served(foreign)) == (ALL, 0)
     optimizer.zero_grad()
     found = torch.autograd.grad(model(rows(0, 0)).sum(), list(model.parameters()))
     assert served(found) == 0
@@ -220,7 +220,7 @@ def test_memory_does_not_grow():
         with open("/proc/self/statm") as file:
             return int(file.read().split()[1])
 
-    model = network()
+    model = torch.nn.Sequential(torch.nn.Linear(300, 16), torch.nn.Tanh(), torch.nn.Linear(16, 3, bias=False))
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1e-3), model.named_parameters())
     at = []
     for step in range(1050):
@@ -229,5 +229,5 @@ def test_memory_does_not_grow():
         optimizer.zero_grad()
         backward(model, step % 10)
         optimizer.step()
-    assert at[1][0] < 1.01 * at[0][0] and at[1][1] == at[0][1], at
-    assert served(model) == ALL, [served([p.grad]) for p in model.parameters()]
+    assert at[1][0] < 1.01 * at[0][0] and at[1][1] == at[0][1]
+    assert served(model) == ALL

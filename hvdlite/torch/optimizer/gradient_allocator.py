@@ -26,7 +26,7 @@ from ... import config
 from ..._core import ffi, lib
 from . import backward_pass as passes
 
-_TESTED = ("2.13",)  # versions of PyTorch
+_TESTED = ("2.13", "2.14")
 _SPARE = 1  # blocks of each size beyond the gradients: for what is added to a gradient, or another tensor of the size
 _AUTOGRAD = (
     "_ZN5torch8autograd25get_current_graph_task_idEv",
