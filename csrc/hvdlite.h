@@ -293,6 +293,13 @@ int hvd_mpi_exchange(uintptr_t comm, const void *mine, size_t bytes, void *all, 
 void *hvd_alloc(size_t bytes);
 void hvd_free(void *memory);
 
+/* Gradients that PyTorch allocates in such memory (torch/gradient_allocator.c). give: blocks for `counts` gradients of
+ * each size in tasks that reach one of `nodes`; the number of the slab, -1: none. end: no more of that slab. */
+uintptr_t hvd_grad_alloc_open(uintptr_t allocator, uintptr_t task, uintptr_t in_task, uintptr_t chosen);
+int hvd_grad_alloc_give(const uint64_t *bytes, const uint32_t *counts, int sizes, const uintptr_t *nodes, int count);
+void hvd_grad_alloc_end(int slab);
+int hvd_grad_alloc_has(uintptr_t memory);
+
 /* Tables, so that Python never repeats them. i runs from 0; NULL or 0 past the end. */
 const char *hvd_version(void);
 int hvd_stream_version(void);

@@ -34,7 +34,7 @@ def memory_stats() -> dict[str, int]:
     Key          Meaning
     ===========  =======================================================================================================
     ``lanes``    shared memory through which tensors outside plane memory travel
-    ``arena``    plane memory in use: ``hvd.empty``, and gradients that an optimizer keeps there; a fork's copy
+    ``arena``    plane memory in use: ``hvd.empty``, and gradients of an optimizer's parameters; a fork's copy
     ``results``  results of allgathers and alltoalls that have not been fetched yet
     ``boards``   votes
     ``sets``     process sets

@@ -33,6 +33,7 @@ _AGGREGATOR_KEY = "File with the key of that aggregator."
 _EVERY = "Number of steps of which one is written with its buckets and memory."
 _WIRE = "Compression of optimizers whose script names none: fp16, bf16, int8, int4; none."
 _PRELOAD = "Modules to import once for all ranks of a host; auto: torch where that is safe; off."
+_ALLOCATOR = "0: new gradients of PyTorch are not allocated in memory that ranks share."
 _CYCLES = "1: the timeline marks each vote of the ranks."
 
 
@@ -328,6 +329,7 @@ OPTIONS = (
         flag="--check-start",
         agreed=True,
     ),
+    Option("gradient_allocator", _switch, True, _ALLOCATOR, alias=None),
     Option("check_data", _switch, False, "1: warn if ranks have the same first batch.", alias=None, agreed=True),
     _of_launcher(
         "failure_grace",

@@ -12,7 +12,8 @@ TEXTS = """
 wire_auth=1 job_id=00000000000000ff store_addr=127.0.0.1 plane=shm algo=ring link_cost=50,8.5 shared_memory=dev_shm
 check_data=1 autotune=1 deterministic=1 nan_guard=warn autotune_log=trials.csv trace_dir=there timeline=line.json
 timeline_mark_cycles=1 stall_check_disable=1 trace_steps=1 metrics_host=0.0.0.0 check_start=raise servers=2
-ps_curve=0 wire=int8 aggregators=1 aggregator_kind=hashed aggregator_key=key aggregator=a:1 preload=torch,numpy
+gradient_allocator=0 ps_curve=0 wire=int8 aggregators=1 aggregator_kind=hashed aggregator_key=key aggregator=a:1
+ preload=torch,numpy
 """
 TEXTS = {"secret_key": "0f" * 32, **dict(word.split("=") for word in TEXTS.split())}
 DEFAULTS = {option.name: option.default for option in config.OPTIONS}

@@ -169,7 +169,7 @@ def test_a_skip_that_was_interrupted_goes_on_with_the_next_call():
 
 
 @as_ranks(2)
-def test_a_skip_that_a_signal_handler_interrupts_when_it_has_been_sent_is_not_sent_twice(monkeypatch):
+def test_a_skip_that_a_signal_handler_interrupts_when_it_has_been_sent_is_not_sent_twice():
     from hvdlite.torch.optimizer import buckets
 
     send = buckets.send_skip
@@ -181,9 +181,9 @@ def test_a_skip_that_a_signal_handler_interrupts_when_it_has_been_sent_is_not_se
         return handles
 
     def interrupt(world):
-        monkeypatch.setattr(buckets, "send_skip", interrupted_at_once)
         kept = signal.signal(signal.SIGUSR2, lambda *_: [][0])
-        with pytest.raises(IndexError):
+        with pytest.MonkeyPatch.context() as patch, pytest.raises(IndexError):
+            patch.setattr(buckets, "send_skip", interrupted_at_once)
             world.optimizer.zero_grad()
         signal.signal(signal.SIGUSR2, kept)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -25,6 +25,7 @@ from ...ops.tensors import placed
 from ...process_sets.process_set import ProcessSet, number_of, on_new_incarnation
 from .. import storage_check
 from ..ops import plain
+from .gradient_allocator import GradientAllocator
 
 if TYPE_CHECKING:
     from .reducer import Exchange
@@ -108,7 +109,8 @@ class GradientMemory:
         moves into shared memory once, when a round has shown it. From then on that costs nothing. Small ones move with
         the large, since tensors in shared memory and others cannot be in one bucket.
       * Where autograd makes a new tensor in each step (zero_grad() as it is by default, whether or not several passes
-        add up in it then), it stays where it is made.
+        add up in it then), it is allocated there, if PyTorch permits it (`gradient_allocator`). Otherwise it stays
+        where it is made.
 
     The tensor itself moves, and no new one replaces it: a reference to p.grad stays one to the average. A tensor whose
     memory may be used otherwise stays where it is: a view, a tensor with views, a part of a larger storage (flat
@@ -122,25 +124,31 @@ class GradientMemory:
         self._moved: dict[int, int] = {}  # to these addresses
         self._incarnation = len(_incarnations)
         self._staying: list[int] = []
+        self._allocator = GradientAllocator()
 
-    def look(self, parameters: Sequence[torch.Tensor]) -> None:
-        """A step's first pass begins: which gradients have stayed since the last one?
+    def look(self, parameters: Sequence[torch.Tensor], sparse: Container[int] = ()) -> None:
+        """A step's first pass begins: which gradients have stayed since the last one? `sparse`: numbers of others.
 
-        A few are looked at: as long as the first of the places is in use, or where there are none, some of the
-        gradients do not stay, nothing has changed.
+        A few are looked at: as long as the first of the places is in use, or where there are none, and of the
+        gradients no more than the one whose hook calls, nothing has changed.
         """
         if self._moved and self._incarnation == len(_incarnations):
             first = next(iter(self._moved))
             gradient = parameters[first].grad
             if gradient is not None and gradient.layout is torch.strided and gradient.data_ptr() == self._moved[first]:
                 return
-        elif not self._moved and all(parameters[len(parameters) * i // _PROBES].grad is None for i in range(_PROBES)):
-            return
+        elif not self._moved:
+            probes = {len(parameters) * i // _PROBES for i in range(_PROBES)}
+            if sum(parameters[number].grad is not None for number in probes) <= (len(probes) > 1):
+                self._allocator.serve(parameters, sparse, len(_incarnations))
+                return
         staying = [number for number, parameter in enumerate(parameters) if parameter.grad is not None]
         if self._moved and self._incarnation == len(_incarnations) and 2 * len(staying) >= len(self._moved):
             return
         self._moved, self._incarnation = {}, len(_incarnations)
         self._staying = staying if 2 * len(staying) >= len(parameters) else []
+        if self._staying:
+            self._allocator.give_up()
 
     def move_in(self, parameters: Sequence[torch.Tensor]) -> None:
         """A round is over, nothing is in flight: gradients that `look` has found to stay get their shared memory."""

@@ -150,7 +150,7 @@ class Exchange(Skipping):
         self.order.begin()
         if self._first_pass:
             self._first_pass = False
-            self.memory.look(self.wire.parameters)
+            self.memory.look(self.wire.parameters, self.wire.known_sparse)
         self._add_on()
         self.synchronized = self.resting = False
         self.tracker.begun()
