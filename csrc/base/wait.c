@@ -87,6 +87,15 @@ void hvd_bells_ring(const struct hvd_bells *bells, int rank)
     ring(bells, rank);
 }
 
+bool hvd_bells_any_asleep(const struct hvd_bells *bells)
+{
+    bool any = false;
+    atomic_thread_fence(memory_order_seq_cst);
+    for (int rank = 0; rank < bells->size; rank++)
+        any |= rank != bells->rank && atomic_load_explicit(&bells->asleep[rank]->word, memory_order_relaxed);
+    return any;
+}
+
 void hvd_bells_ring_all(const struct hvd_bells *bells)
 {
     atomic_thread_fence(memory_order_seq_cst);

@@ -48,6 +48,7 @@ struct hvd_bells {
 /* Wake the others if they sleep. To be called after the store that is the news: the fence inside pairs
  * with the one a sleeper makes between setting its word and looking at the news a last time. */
 void hvd_bells_ring_all(const struct hvd_bells *bells);
+bool hvd_bells_any_asleep(const struct hvd_bells *bells); /* of the others; with the same fence */
 void hvd_bells_ring(const struct hvd_bells *bells, int rank);
 
 #endif

@@ -10,11 +10,15 @@
  * is a mark that describes another work. Nothing else is believed of what a peer wrote here; offsets are
  * checked where they are used (direct.c).
  *
- * After each word sleepers are rung: a fence and, when all are awake, one glance per rank.
+ * After each word sleepers are rung: a fence and, when all are awake, one glance per rank. Where nobody goes on before
+ * the last rank has said its word, only the last one rings: of 8 ranks on 2 CPUs each was woken seven times for every
+ * word, six times for nothing. Two ranks that are last at the same time see each other, since each stores its word,
+ * then fences, then reads those of the others.
  */
 #include "lane.h"
 
 #include <inttypes.h>
+#include <string.h>
 
 void hvd_shm_publish(struct hvd_shm *shm, struct hvd_shm_word *word, uint64_t value)
 {
@@ -22,16 +26,49 @@ void hvd_shm_publish(struct hvd_shm *shm, struct hvd_shm_word *word, uint64_t va
     shm->unrung = true;
 }
 
-void hvd_shm_ring(struct hvd_shm *shm)
-{
-    if (shm->unrung && shm->bells) /* none where this rank is alone */
-        hvd_bells_ring_all(shm->bells);
-    shm->unrung = false;
-}
-
 static uint64_t read_word(struct hvd_shm_word *word)
 {
     return atomic_load_explicit(&word->value, memory_order_acquire);
+}
+
+static struct hvd_shm_word *word_of(struct hvd_shm *shm, int rank, bool out, uint64_t g)
+{
+    struct hvd_shm_lane *lane = shm->lane[rank];
+    return out ? &lane->out[g % HVD_SHM_RING] : &lane->in[g % HVD_SHM_RING];
+}
+
+void hvd_shm_publish_to_all(struct hvd_shm *shm, bool out, uint64_t g)
+{
+    atomic_store_explicit(&word_of(shm, shm->rank, out, g)->value, g + 1, memory_order_release);
+    shm->awaited[out][g % HVD_SHM_RING] = g + 1;
+    shm->any_awaited = true;
+}
+
+/* Have all said one of the words that this rank has said since it last rang? */
+static bool is_last(struct hvd_shm *shm)
+{
+    bool last = false;
+    for (int out = 0; out < 2; out++)
+        for (int slot = 0; slot < HVD_SHM_RING; slot++) {
+            uint64_t value = shm->awaited[out][slot];
+            bool all = value != 0;
+            for (int rank = 0; all && rank < shm->size; rank++)
+                all = read_word(word_of(shm, rank, out, (uint64_t)slot)) >= value;
+            last |= all;
+        }
+    return last;
+}
+
+void hvd_shm_ring(struct hvd_shm *shm)
+{
+    if (!shm->unrung && !shm->any_awaited)
+        return;
+    if (shm->bells && /* none where this rank is alone */
+        (shm->unrung || (hvd_bells_any_asleep(shm->bells) && is_last(shm))))
+        hvd_bells_ring_all(shm->bells);
+    if (shm->any_awaited)
+        memset(shm->awaited, 0, sizeof shm->awaited);
+    shm->unrung = shm->any_awaited = false;
 }
 
 bool hvd_shm_may_enter(struct hvd_shm *shm, uint64_t g)

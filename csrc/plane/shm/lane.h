@@ -86,7 +86,9 @@ struct hvd_shm {
     struct hvd_shm_cursor walk[HVD_LOCAL_MAX];                      /* allgather: where each rank's stream stands */
     struct hvd_shm_pair gives[HVD_LOCAL_MAX], takes[HVD_LOCAL_MAX]; /* exchange: from me, to me */
     struct hvd_shm_arena *arena;                                    /* NULL: no plane memory here */
-    bool unrung; /* words were said, and nobody who sleeps was woken for them yet */
+    bool unrung;      /* words were said, and nobody who sleeps was woken for them yet */
+    bool any_awaited; /* likewise words that others await of all ranks: g + 1 of each, by out and slot; 0: none */
+    uint64_t awaited[2][HVD_SHM_RING];
     struct hvd_error failed;
 };
 
@@ -105,6 +107,7 @@ extern const struct hvd_shm_way hvd_shm_flat, hvd_shm_halves, hvd_shm_direct, hv
 
 /* flow.c. all: 1 when every rank has said its word for segment g, 0 not yet, negative: a rank said nonsense. */
 void hvd_shm_publish(struct hvd_shm *shm, struct hvd_shm_word *word, uint64_t value);
+void hvd_shm_publish_to_all(struct hvd_shm *shm, bool out, uint64_t g); /* in or out of g: awaited of all ranks */
 void hvd_shm_ring(struct hvd_shm *shm);
 bool hvd_shm_may_enter(struct hvd_shm *shm, uint64_t g);
 int hvd_shm_all_in(struct hvd_shm *shm, uint64_t g, struct hvd_error *error);

@@ -47,7 +47,7 @@ static bool enter(struct hvd_shm *shm, const struct hvd_work *work)
     struct hvd_shm_word *word = &shm->lane[shm->rank]->in[g % HVD_SHM_RING];
     word->mark = now->mark;
     now->way->enter(shm, work, now->entered++);
-    hvd_shm_publish(shm, word, g + 1);
+    hvd_shm_publish_to_all(shm, false, g);
     return true;
 }
 
@@ -74,7 +74,7 @@ static int combine(struct hvd_shm *shm, const struct hvd_work *work, struct hvd_
     now->part = 0;
     now->combined++;
     if (now->way->gather)
-        hvd_shm_publish(shm, &shm->lane[shm->rank]->out[g % HVD_SHM_RING], g + 1);
+        hvd_shm_publish_to_all(shm, true, g);
     return 1;
 }
 
