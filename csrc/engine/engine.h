@@ -141,8 +141,8 @@ struct hvd_engine {
     struct hvd_cost link_cost;  /* of a message between hosts, agreed; both 0: not known */
     _Atomic uint8_t *wire_byte; /* by descriptor, see stream_watch.c; NULL: no streams */
     bool in_process, alone;     /* alone: world of 1, no thread, no host segment */
-    bool spins;                 /* ranks fit the CPUs: a waiter may spin */
-    uint64_t spin_ns;
+    bool spins, busy_cpus;      /* ranks fit the CPUs: a waiter may spin; by the turn: the CPUs have other work */
+    uint64_t spin_ns, busy_until_ns, busy_ns, breath_ns; /* see progress.c */
     struct hvd_set *global;
     struct hvd_space space;
     bool bound; /* a plane is bound to the engine thread: waiters never take the turn */

@@ -33,6 +33,11 @@
  * long as such a work is under way: all ranks have agreed on it, so all are at it. It gives way to the clock of
  * silence.c only.
  *
+ * BUSY CPUS. Ranks may fit the CPUs and other work may be there all the same. A waiter that spins then uses up its time
+ * slice, and sits out everybody else's when the news comes; a sleeper that wakes is preferred. It shows in the
+ * waiter's own clock: two readings that lie far apart. Then waiters sleep on their bell, without streams too, for
+ * BUSY_NS and twice as long each time that it shows again soon after. With HVDLITE_SPIN_US they do as they are asked.
+ *
  * A waiter spins only while ranks fit the usable CPUs, and no longer than spin_ns without progress. Ranks may fit, and
  * two of them be on one CPU all the same, since somebody else has the other: each writes down where it runs, and who
  * sees that after some pauses yields (4 KB on such a CPU: 130 us without that look). The engine thread spins only while
@@ -49,6 +54,9 @@
 #define PAUSES_CROWDED   5    /* measured: 100 pauses double the time of an op when ranks outnumber CPUs */
 #define PAUSES_FITTING   1000 /* some 30 us; then give way, because the peer may be queued behind us on this CPU */
 #define PAUSES_PER_CLOCK 64
+#define LOST_CPU_NS      150000u /* between two readings of the clock, some microseconds apart: other work was run */
+#define BUSY_NS          10000000u
+#define BUSY_MAX_NS      1000000000u
 #define TAKE_TRY_NS      500000u /* for a turn that another thread holds: some passes of the engine thread */
 
 static void leave_all_sets(struct hvd_engine *engine)
@@ -174,15 +182,29 @@ static bool shares_cpu(const struct hvd_engine *engine, bool look)
 /* Without spinning there is nothing but yielding or sleeping; a world of one has no bell to sleep on. */
 static bool listens(const struct hvd_engine *engine)
 {
-    return (engine->wire_byte || (!engine->spins && !engine->alone)) &&
+    return (engine->wire_byte || ((!engine->spins || engine->busy_cpus) && !engine->alone)) &&
            !atomic_load_explicit(&engine->silent, memory_order_relaxed);
+}
+
+/* A spinning waiter has read the clock. */
+static void note_busy_cpus(struct hvd_engine *engine, uint64_t now_ns)
+{
+    bool lost = engine->breath_ns && now_ns - engine->breath_ns > LOST_CPU_NS;
+    engine->breath_ns = now_ns;
+    if (!lost || !engine->spins || engine->options.spin_us > 0)
+        return;
+    bool again = now_ns - engine->busy_until_ns < 2 * engine->busy_ns;
+    uint64_t twice_ns = 2 * engine->busy_ns < BUSY_MAX_NS ? 2 * engine->busy_ns : BUSY_MAX_NS;
+    engine->busy_ns = again ? twice_ns : BUSY_NS;
+    engine->busy_until_ns = now_ns + engine->busy_ns;
+    engine->busy_cpus = true;
 }
 
 /* One breath of a holder that cannot get on; false when its patience is at an end. */
 static bool breathe(struct hvd_engine *engine, bool waiter, uint32_t *idle, uint64_t *since_ns)
 {
     if (*idle == 0)
-        *since_ns = 0;
+        *since_ns = engine->breath_ns = 0;
     ++*idle;
     if (listens(engine))
         return hvd_stream_listen(engine, waiter, since_ns, hvd_turn_once);
@@ -196,6 +218,7 @@ static bool breathe(struct hvd_engine *engine, bool waiter, uint32_t *idle, uint
         sched_yield();
     }
     uint64_t now = hvd_now_ns();
+    note_busy_cpus(engine, now);
     if (*since_ns == 0)
         *since_ns = now;
     if (waiter && hvd_alarm_silence(engine) == HVD_POLLED)

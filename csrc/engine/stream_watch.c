@@ -48,6 +48,7 @@
 #define NEWS_MAX          256
 #define LOOK_FITTING_NS   30000u /* looking, before a listener sleeps */
 #define LOOK_CROWDED_NS   5000u
+#define LOOK_BUSY_NS      20000u /* the CPU has other work: without giving it away */
 #define LOOK_NEAR_NS      25000u /* crowded, without streams: a look costs no system call */
 #define SETTLE_NAP_NS     50000
 #define SETTLE_NAP_MAX_NS 5000000
@@ -115,8 +116,15 @@ bool hvd_stream_listen(struct hvd_engine *engine, bool asleep, uint64_t *since_n
     _Atomic uint32_t *word = &engine->host.control->seat[engine->host.rank].asleep.word;
     uint64_t now = hvd_now_ns();
     *since_ns = *since_ns ? *since_ns : now;
-    uint64_t look_ns = engine->spins ? LOOK_FITTING_NS : engine->wire_byte ? LOOK_CROWDED_NS : LOOK_NEAR_NS;
-    if (now - *since_ns < look_ns) {
+    engine->busy_cpus &= now < engine->busy_until_ns;
+    uint64_t look_ns = engine->busy_cpus   ? LOOK_BUSY_NS
+                       : engine->spins     ? LOOK_FITTING_NS
+                       : engine->wire_byte ? LOOK_CROWDED_NS
+                                           : LOOK_NEAR_NS;
+    if (now - *since_ns < look_ns && engine->busy_cpus) {
+        hvd_pause();
+        return true;
+    } else if (now - *since_ns < look_ns) {
         sched_yield(); /* who is waited for may be queued behind us: ranks of other hosts are not counted */
         return true;
     }
