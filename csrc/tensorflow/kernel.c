@@ -1,7 +1,7 @@
 /* kernel.c - how do TensorFlow's tensors become a request, and a result a tensor? The two nodes of a collective.
  *
- *   HvdStart(x, splits) -> handle      says what is wanted, in attributes; never blocks
- *   HvdFinish(handle) -> (y, rows)     the result; of a ragged collective also the rows that came from each rank
+ *   HvdStart(x, splits) -> (handle, memory)   says what is wanted, in attributes; never blocks
+ *   HvdFinish(handle) -> (y, rows)            the result; of a ragged collective also the rows that came from each rank
  * (register.c makes them known.)
  *
  * Start is stateful, so that nothing merges, folds or prunes it, and TensorFlow runs the starts of a function in the
@@ -10,8 +10,10 @@
  * (TF_OpDefinitionBuilderSetIsStateful sets the flag even if it is called with false, so Finish does not call it.)
  *
  * The handle is a tensor of two numbers, the address of the flight and its serial, whose memory is ours: when the last
- * reference to it goes, so does the flight. Inputs are kept, never written; the result's memory is TensorFlow's, but
- * for ragged results, which the engine allocates and Finish copies.
+ * reference to it goes, so does the flight. An allreduce works in the memory of its input where no other node can read
+ * that, which is the case of a gradient that goes to its optimizer only: then a step has one copy of its gradients and
+ * not two. Other inputs are never written. The result's memory is TensorFlow's, but for ragged results, which the
+ * engine allocates and Finish copies.
  */
 #include "tensorflow.h"
 
@@ -147,7 +149,9 @@ static bool sends(const struct hvd_tf_words *words)
     return words->kind == HVD_SEND && words->root == place_of(words);
 }
 
-/* Memory for a result whose shape is known by now. What is sent is its own result. */
+/* Memory for a result whose shape is known by now. What is sent is its own result. TensorFlow lends the
+ * memory of an input to an output of the same node only, and counts references, so ours is dropped before: this output
+ * is Start's second, which no node reads. */
 static void prepare_output(struct hvd_tf_flight *flight, struct tf_run *run, struct tf_status *status)
 {
     const struct hvd_tf_words *words = flight->words;
@@ -160,6 +164,14 @@ static void prepare_output(struct hvd_tf_flight *flight, struct tf_run *run, str
     int64_t shape[dims + 1];
     for (int i = 0; i < dims; i++)
         shape[i] = hvd_tf.TF_Dim(input, i);
+    if (words->kind == HVD_ALLREDUCE) {
+        hvd_tf.TF_DeleteTensor(input);
+        flight->input = NULL;
+        flight->output = hvd_tf.TF_ForwardInputOrAllocateOutput(run, &(int){0}, 1, 1, shape, dims, NULL, status);
+        if (!hvd_tf.TF_GetCode(status))
+            hvd_tf.TF_GetInput(run, 0, &flight->input, status);
+        return;
+    }
     if (words->kind == HVD_REDUCESCATTER && dims > 0)
         shape[0] = share(words, shape[0]);
     struct tf_allocation where = {sizeof where, true};
@@ -267,6 +279,8 @@ void hvd_tf_start_compute(void *kernel, struct tf_run *run)
             flight->over = true;
             hvd_tf_flight_drop(flight);
         } else {
+            if (words->kind != HVD_ALLREDUCE)
+                hvd_tf.TF_SetOutput(run, 1, flight->input, status); /* older TensorFlows want every output */
             put_handle(flight, run, status); /* the run holds it, so the flight lives until Start is over */
             hvd_tf_flight_start(flight);
         }

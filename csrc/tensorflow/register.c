@@ -110,7 +110,7 @@ void hvd_tf_register(struct tf_status *status)
                 "postscale: int", "process_set: int = 0", "group: int = 0", "members: int = 0", "place: int = 0",
                 "places: int = 1", "peer: int = 0", "order: int = 0", "list: string = ''",
                 "xla: string = '" NOT_FOR_XLA "'"),
-           LIST("x: T", "splits: int64"), LIST("handle: int64"), status);
+           LIST("x: T", "splits: int64"), LIST("handle: int64", "memory: T"), status);
     define("HvdFinish", false, LIST("T: type"), LIST("handle: int64"), LIST("y: T", "rows: int64"), status);
     define("HvdGate", true, LIST("T: type"), LIST("handle: int64"), LIST("y: T", "rows: int64"), status);
     define("HvdAsk", true, LIST("what: int", "T: type = DT_INT32", "xla: string = '" NOT_FOR_XLA "'"), LIST(NULL),
@@ -131,7 +131,7 @@ void hvd_tf_register(struct tf_status *status)
 
 void hvd_tf_register_gpu(struct tf_status *status)
 {
-    provide("HvdStart", start("GPU"), LIST("x", "splits", "handle"), status);
+    provide("HvdStart", start("GPU"), LIST("x", "splits", "handle", "memory"), status);
     provide("HvdFinish", finish("HvdFinish", "GPU"), LIST("handle", "y", "rows"), status);
     provide("HvdGate", finish("HvdGate", "GPU"), LIST("handle", "y", "rows"), status);
     provide("HvdAsk", hvd_tf.TF_NewKernelBuilder("HvdAsk", "GPU", ask_create, ask_compute, free), LIST("answer"),

@@ -75,6 +75,8 @@ struct tf_allocation {
       (struct tf_run *, int, const int64_t *, int, struct tf_allocation *, struct tf_status *))                   \
     X(struct tf_tensor *, TF_AllocateOutput,                                                                      \
       (struct tf_run *, int, int, const int64_t *, int, size_t, struct tf_status *))                              \
+    X(struct tf_tensor *, TF_ForwardInputOrAllocateOutput,                                                        \
+      (struct tf_run *, const int *, int, int, const int64_t *, int, int *, struct tf_status *))                  \
     X(struct tf_tensor *, TF_NewTensor,                                                                           \
       (int, const int64_t *, int, void *, size_t, void (*)(void *, size_t, void *), void *))                      \
     X(void, TF_DeleteTensor, (struct tf_tensor *))                                                                \

@@ -13,7 +13,7 @@ if find_spec("tensorflow") is None:  # importing it takes seconds, and only rank
 FRESH_RANKS = True  # what a process has found of GPUs stays there, and others pretend to have some
 
 ARGUMENTS = {
-    "HvdStart": {"x", "splits", "handle"},
+    "HvdStart": {"x", "splits", "handle", "memory"},
     "HvdFinish": {"handle", "y", "rows"},
     "HvdGate": {"handle", "y", "rows"},
     "HvdAsk": {"answer"},

@@ -92,6 +92,44 @@ def test_a_constant_and_the_same_tensor_twice_are_sent_each_time():
 
 
 @as_ranks(2, deadline=240)
+def test_an_allreduce_works_in_the_memory_of_a_tensor_that_no_other_node_reads():
+    import tensorflow as tf
+
+    import hvdlite.tensorflow as hvd
+
+    places = []
+
+    def note(x):
+        places.append(np.asarray(memoryview(x)).ctypes.data)
+
+    def reduced(x):
+        with tf.control_dependencies([tf.py_function(note, [x], [])]):
+            return hvd.allreduce(tf.identity(x), op=hvd.Sum)
+
+    @tf.function
+    def alone(v):
+        return reduced(v * 2)
+
+    @tf.function
+    def shared(v):
+        x = v * 2
+        return reduced(x), x, reduced(v)
+
+    v = tf.Variable(tf.range(1000.0) + hvd.rank())
+    mine, total = v.numpy(), np.arange(1000.0) * 2 + 1
+    for _ in range(3):
+        result = alone(v)
+        note(result)
+        np.testing.assert_array_equal(result, total * 2)
+        assert places[-1] == places[-2]
+        result, x, of_variable = shared(v)
+        np.testing.assert_array_equal(result, total * 2)
+        np.testing.assert_array_equal(x, mine * 2)
+        np.testing.assert_array_equal(of_variable, total)
+        np.testing.assert_array_equal(v, mine)
+
+
+@as_ranks(2, deadline=240)
 def test_one_rank_alone_traces_again():
     import tensorflow as tf
 

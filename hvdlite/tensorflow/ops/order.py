@@ -78,7 +78,7 @@ def branch(pred: Any, then: Callable[[], Any], otherwise: Callable[[], Any], loo
 
 def started(**attributes: Any) -> tf.Tensor:
     """The handle of a collective that starts, after the branches before it; later branches come after it."""
-    (handle,) = in_turn(lambda: [library().ops.hvd_start(**attributes)])
+    (handle,) = in_turn(lambda: [library().ops.hvd_start(**attributes).handle])
     handle.set_shape([2])
     return handle
 
