@@ -28,8 +28,11 @@ def added_up(ids: Any, grads: Any) -> tuple[Any, Any]:
     """(sorted different ids, their gradients added up in the order in which they stand): float32 [n, dim], fresh."""
     order = in_order(ids)
     lined = ids[order]
-    starts = np.nonzero(np.concatenate([[True], lined[1:] != lined[:-1]]))[0] if len(ids) else order
-    total, counts = grads[order[starts]], np.diff(starts, append=len(ids))
+    differs = lined[1:] != lined[:-1]
+    if differs.all():
+        return lined, grads.take(order, axis=0)
+    starts = np.nonzero(np.concatenate([[True], differs]))[0]
+    total, counts = grads.take(order[starts], axis=0), np.diff(starts, append=len(ids))
     several, nth = np.nonzero(counts > 1)[0], 1
     while len(several):  # np.add.reduceat is slower, and adds in another order
         total[several] += grads[order[starts[several] + nth]]
@@ -38,12 +41,13 @@ def added_up(ids: Any, grads: Any) -> tuple[Any, Any]:
     return lined[starts], total
 
 
-def by_piece(owner: Any, servers: int, most: int) -> Iterator[tuple[int, Any]]:
-    """(server, which of the rows) with at most so many rows each."""
-    for server in np.nonzero(np.bincount(owner, minlength=servers))[0] if len(owner) else ():
-        at = np.nonzero(owner == server)[0]
+def by_piece(owners: Any, most: int) -> Iterator[tuple[int, Any]]:
+    """(server, which of the rows) with at most so many rows each. owners: of each row its server, or its different
+    servers."""
+    for server in np.bincount(owners.ravel()).nonzero()[0].tolist():
+        at = (owners == server).nonzero()[0]
         for begin in range(0, len(at), most):
-            yield int(server), at[begin : begin + most]
+            yield server, at[begin : begin + most]
 
 
 def numbers(values: Any) -> Any:

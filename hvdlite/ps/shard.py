@@ -112,17 +112,17 @@ class Shard:
         """Where these rows (all different) lie; those that are new are made."""
         if not len(ids):
             return np.zeros(0, np.int64)
-        if ids.min() < 0 or ids.max() >= self.total:
+        if np.count_nonzero(ids.view(np.uint64) >= self.total):  # as such, negative ones are the largest
             raise Refused(
                 f"table {self.name!r} has rows 0 to {self.total - 1}, not {int(ids.min())} to {int(ids.max())}"
             )
         part, offset = self.placement.places(ids)
         base = self._base[part]
-        if base.min() < 0:
+        if np.count_nonzero(base < 0):
             raise Refused(f"row {int(ids[base.argmin()])} of table {self.name!r} does not lie here")
         at = base + offset
         slots = self._index[at].astype(np.int64) - 1
-        new = np.nonzero(slots < 0)[0]
+        new = (slots < 0).nonzero()[0]
         if len(new):
             slots[new] = self._make(ids[new], at[new])
         return slots
