@@ -74,7 +74,7 @@ class _Table:
     def _update(self, slots: Any, grads: Any, rate: float) -> None:
         if isinstance(rule := self.shard.rule, optimizers.RATED):
             rule.rate = F32(rate)
-        self.shard.apply(slots, grads if self._scale is None else grads * self._scale)
+        self.shard.apply(slots, grads, self._scale)
 
     def _rate(self, step: int) -> float:
         """On which the workers that ended this step agree."""

@@ -25,7 +25,7 @@ from ..errors.codes import coded, uncoded
 from ..errors.user_warning import warn
 from ..system.interrupts import Deferred
 from . import checkpoint, cluster, coordination, messages, optimizers
-from .arrays import added_up, by_piece, like, numbers
+from .arrays import added_up, by_piece, different, like, numbers
 from .client import Client
 from .pending_requests import Awaited, Question
 from .placement import RowPlacement
@@ -225,9 +225,8 @@ class Table:
             ValueError: an id is not the number of a row.
         """
         checked = self.checked_ids(numbers(ids))
-        some, back = np.unique(checked, return_inverse=True)
+        some, index = different(checked)
         question = self._question(some)
-        index = back.reshape(checked.shape)
         return Awaited(question, lambda: like(question.rows.take(index, axis=0), ids))
 
     def pull_unique(self, ids: Any) -> Any:
