@@ -230,7 +230,7 @@ class Client:
         self.check()
         before = self.messages_in
         for server, link in enumerate(self._links):
-            for frames in link.received(self._zmq):
+            for frames in link.received():
                 head = messages.unpack(frames[0].buffer, server)
                 if head is not None and head.session == self.session:
                     self.bytes_in += sum(len(each) for each in frames)

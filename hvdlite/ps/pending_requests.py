@@ -17,6 +17,9 @@ from .._api import Handle
 from ..errors import HvdTimeoutError
 from ..system.interrupts import Deferred
 from . import messages
+from .server import receive
+
+_EVENTS, _POLLIN = 15, 1  # ZMQ_EVENTS, ZMQ_POLLIN: pyzmq's enums are slower
 
 
 class Question:
@@ -71,7 +74,7 @@ class Link:
         self.sent: dict[int, dict[int, Sent]] = {messages.PULL: {}, messages.PUSH: {}, messages.CALL: {}}
         self.last_received = time.monotonic()
 
-    def received(self, zmq: Any) -> Iterator[list[Any]]:
+    def received(self) -> Iterator[list[Any]]:
         """Until there is no more: the descriptor of a ZeroMQ socket is readable only once for all that has come."""
-        while not self.ended and self.socket.get(zmq.EVENTS) & zmq.POLLIN:
-            yield self.socket.recv_multipart(zmq.NOBLOCK, copy=False)
+        while not self.ended and self.socket.get(_EVENTS) & _POLLIN:
+            yield receive(self.socket)

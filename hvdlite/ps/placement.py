@@ -18,16 +18,21 @@ import numpy as np
 
 U64 = np.uint64
 PARTS_BITS = 14
+_ODD = (U64(0x9E3779B97F4A7C15), U64(0xBF58476D1CE4E5B9))
+_LAST_ODD = U64(0x94D049BB133111EB)
 
 
 def mixed(ids: Any, bits: int) -> Any:
     """Row numbers (int64, non-negative, below 2**bits) through a bijection of [0, 2**bits): uint64."""
     mask, half = U64((1 << bits) - 1), U64(max(1, (bits + 1) // 2))
-    x = ids.astype(U64) & mask
-    for odd in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9):  # multiplication by an odd number and a shift: both invertible
-        x = (x * U64(odd)) & mask
+    x = ids.astype(U64)
+    for odd in _ODD:  # multiplication by an odd number and a shift: both invertible
+        x *= odd
+        x &= mask
         x ^= x >> half
-    return (x * U64(0x94D049BB133111EB)) & mask
+    x *= _LAST_ODD
+    x &= mask
+    return x
 
 
 def hashed(a: Any, b: Any) -> Any:
@@ -67,9 +72,11 @@ class RowPlacement:
 
     def places(self, ids: Any) -> tuple[Any, Any]:
         """(part, index in it) of each row: int64 arrays."""
-        x = mixed(ids, self._bits) if self.order == "hash" else ids.astype(U64)
-        return (x >> U64(self._low)).astype(np.int64), (x & U64(self.rows_per_part - 1)).astype(np.int64)
+        x = mixed(ids, self._bits).view(np.int64) if self.order == "hash" else ids
+        return x >> self._low, x & (self.rows_per_part - 1)
 
     def owners_of(self, ids: Any) -> Any:
         """int16 [len(ids), replicas]: the servers that hold each row, the one to read from first."""
+        if self.servers == 1:
+            return np.zeros((len(ids), 1), np.int16)
         return self.owners[self.places(ids)[0]]

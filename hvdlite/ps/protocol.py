@@ -52,7 +52,7 @@ class _Table:
         self.spec, self.shard = spec, Shard(spec, me, servers)
         self.staleness: int | None = spec["staleness"]
         self._scale = F32(1 / workers) if spec["reduce"] == "mean" else None
-        self.clocks = np.zeros(workers, np.int64)
+        self.clocks, self.low = np.zeros(workers, np.int64), 0  # low: the least of them
         self._kept: dict[int, list[list[tuple[Any, Any]]]] = {}  # BSP, by step and worker: (slots, grads)
         self._rates: dict[int, dict[int, tuple[bool, float]]] = {}  # BSP, by step and worker: (it left, its rate)
         self.parked: list[_Parked] = []
@@ -61,11 +61,8 @@ class _Table:
         self.applied = self.duplicates = self.pulls = self.lead = self.waited = 0
         self.waited_s = 0.0
 
-    def low(self) -> int:
-        return int(self.clocks.min())
-
     def may_see(self, clock: int) -> bool:
-        return self.staleness is None or self.low() >= clock - self.staleness
+        return self.staleness is None or self.low >= clock - self.staleness
 
     def push(self, head: Head, ids: Any, grads: Any) -> None:
         slots = self.shard.slots(ids)
@@ -77,7 +74,7 @@ class _Table:
     def _update(self, slots: Any, grads: Any, rate: float) -> None:
         if isinstance(rule := self.shard.rule, optimizers.RATED):
             rule.rate = F32(rate)
-        self.shard.apply(slots, grads if self._scale is None else grads * self._scale)
+        self.shard.apply(slots, grads, self._scale)
 
     def _rate(self, step: int) -> float:
         """On which the workers that ended this step agree."""
@@ -93,13 +90,14 @@ class _Table:
 
     def end(self, head: Head) -> bool:
         """This push is the last of its worker's step; whether the slowest clock has moved."""
-        before, has_left = self.low(), bool(head.flags & messages.LEAVE)
+        before, has_left = self.low, bool(head.flags & messages.LEAVE)
         self.clocks[head.worker] = LEFT if has_left else head.clock + 1
+        self.low = int(self.clocks.min())
         if self.staleness == 0:
             self._rates.setdefault(head.clock, {})[head.worker] = (has_left, head.rate)
-        if self.low() == before:
+        if self.low == before:
             return False
-        for step in sorted(step for step in self._rates if step < self.low()):
+        for step in sorted(step for step in self._rates if step < self.low):
             of_worker = [_added(parts) for parts in self._kept.pop(step, []) if parts]
             try:
                 rate = self._rate(step)
@@ -221,7 +219,7 @@ class Protocol:
 
     def _clock(self, kind: int, head: Head, whole: bool) -> list[Any]:
         table = self.tables[head.table]
-        clock = self.head(kind, head.worker, table=head.table, number=head.number, clock=table.low())
+        clock = self.head(kind, head.worker, table=head.table, number=head.number, clock=table.low)
         return [clock, table.clocks.copy()] if whole else [clock]
 
     def _pull(self, table: _Table, head: Head, frames: list[Any]) -> list[Answer]:
@@ -253,9 +251,9 @@ class Protocol:
     def _rows(self, table: _Table, head: Head, ids: Any) -> Answer:
         rows = table.shard.read(ids)
         table.pulls += 1
-        table.lead = max(table.lead, head.clock - table.low())
+        table.lead = max(table.lead, head.clock - table.low)
         header = self.head(
-            messages.ROWS, head.worker, table=head.table, number=head.number, clock=table.low(), rows=len(rows)
+            messages.ROWS, head.worker, table=head.table, number=head.number, clock=table.low, rows=len(rows)
         )
         return head.worker, [header, rows]
 

@@ -19,6 +19,7 @@ from . import checkpoint, messages, protocol
 
 SILENCE_MS = 10_000  # of a connection, after which it is made anew
 _LOOK_MS = 1000  # how often it is looked whether the parent is there
+_MORE, _NOBLOCK = 2, 1  # ZMQ_SNDMORE, ZMQ_DONTWAIT: pyzmq's enums are slower
 _AT_ONCE = 64  # messages that are taken before other news is looked at
 
 
@@ -47,8 +48,19 @@ class Source(Protocol):
 
 def send(socket: Any, frames: list[Any]) -> int:
     """The bytes of these frames. They are copied: a thread of pyzmq's would have to free what is handed over."""
-    socket.send_multipart(frames)
+    for each in frames[:-1]:
+        socket.send(each, _MORE)
+    socket.send(frames[-1])
     return sum(memoryview(each).nbytes for each in frames)
+
+
+def receive(socket: Any) -> list[Any]:
+    """The frames of a message, which must have come: else zmq.Again. A frame has the flag whether another follows;
+    recv_multipart asks the socket after each."""
+    frames = [socket.recv(_NOBLOCK, copy=False)]
+    while frames[-1].more:
+        frames.append(socket.recv(_NOBLOCK, copy=False))
+    return frames
 
 
 def run(order: ServerOptions, source: Source, announce: Callable[[str], None]) -> None:
@@ -93,7 +105,7 @@ def _take(zmq: Any, router: Any, state: protocol.Protocol, answer: Callable[[lis
     """Messages that have come. Those of another job or session are counted and not answered."""
     for _ in range(_AT_ONCE):
         try:
-            name, *frames = router.recv_multipart(zmq.NOBLOCK, copy=False)
+            name, *frames = receive(router)
         except zmq.Again:
             return
         head = messages.unpack(frames[0].buffer, state.me) if frames else None

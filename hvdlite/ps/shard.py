@@ -44,6 +44,13 @@ def _reserved(count: int, dtype: Any, filled: bool = False) -> Any:
     return np.frombuffer(block, dtype)[:count]
 
 
+def _assign(into: Any, slots: Any, rows: Any) -> None:
+    """into[slots] = rows, a row at a time as one item, which NumPy copies faster than its numbers."""
+    if rows.size:
+        item = np.dtype((np.void, rows.shape[1] * rows.itemsize))
+        into.view(item)[slots, 0] = rows.view(item)[:, 0]
+
+
 def memory() -> tuple[int, int]:
     """(bytes that are free, all) of this host, or of its control group where that has less."""
     info = dict(line.split(":") for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines())
@@ -112,17 +119,17 @@ class Shard:
         """Where these rows (all different) lie; those that are new are made."""
         if not len(ids):
             return np.zeros(0, np.int64)
-        if ids.min() < 0 or ids.max() >= self.total:
+        if np.count_nonzero(ids.view(np.uint64) >= self.total):  # as such, negative ones are the largest
             raise Refused(
                 f"table {self.name!r} has rows 0 to {self.total - 1}, not {int(ids.min())} to {int(ids.max())}"
             )
         part, offset = self.placement.places(ids)
         base = self._base[part]
-        if base.min() < 0:
+        if np.count_nonzero(base < 0):
             raise Refused(f"row {int(ids[base.argmin()])} of table {self.name!r} does not lie here")
         at = base + offset
         slots = self._index[at].astype(np.int64) - 1
-        new = np.nonzero(slots < 0)[0]
+        new = (slots < 0).nonzero()[0]
         if len(new):
             slots[new] = self._make(ids[new], at[new])
         return slots
@@ -154,16 +161,16 @@ class Shard:
         """float32 [len(ids), dim]: a copy."""
         return self._rows.take(self.slots(ids), axis=0)
 
-    def apply(self, slots: Any, grads: Any) -> None:
-        """One update of these rows, all different. Where the rule raises, nothing has changed."""
+    def apply(self, slots: Any, grads: Any, scale: Any = None) -> None:
+        """One update of these rows, all different, with scale * grads. Where the rule raises, nothing has changed."""
         at_once = max(1, len(slots)) if isinstance(self.rule, Custom) else _AT_ONCE  # our own rules do not raise
         with np.errstate(all="ignore"):
             for begin in range(0, len(slots), at_once):
-                some = slots[begin : begin + at_once]
+                some, its = slots[begin : begin + at_once], grads[begin : begin + at_once]
                 rows, state = self._rows.take(some, axis=0), self._state.take(some, axis=0)
-                self.rule.update(rows, state, grads[begin : begin + at_once])
-                self._rows[some] = rows
-                self._state[some] = state
+                self.rule.update(rows, state, its if scale is None else its * scale)
+                _assign(self._rows, some, rows)
+                _assign(self._state, some, state)
 
     def by_part(self, owned: Any, count: int) -> Iterator[tuple[Any, Any]]:
         """(ids, rows with state) of all rows whose part is `owned` (bool [parts]), by part, so many at a time."""

@@ -25,7 +25,7 @@ from ..errors.codes import coded, uncoded
 from ..errors.user_warning import warn
 from ..system.interrupts import Deferred
 from . import checkpoint, cluster, coordination, messages, optimizers
-from .arrays import added_up, by_piece, like, numbers
+from .arrays import added_up, by_piece, different, like, numbers
 from .client import Client
 from .pending_requests import Awaited, Question
 from .placement import RowPlacement
@@ -184,14 +184,15 @@ class Table:
         found = np.asarray(ids)
         if found.dtype.kind not in "iu" and found.size:
             raise ValueError(f"table {self.name!r}: ids must be integers, not {found.dtype} [HVD027]")
-        flat = found.ravel()
-        bad = np.nonzero((flat < 0) | (flat >= self.rows))[0]
-        if len(bad):
+        checked = found.astype(np.int64, order="C")  # ascontiguousarray would give a scalar a dimension
+        bad = checked.view(np.uint64) >= self.rows  # as such, negative ones are the largest
+        if np.count_nonzero(bad):
+            at = int(bad.argmax())
             raise ValueError(
-                f"table {self.name!r} has rows 0 to {self.rows - 1}: there is no row {flat[bad[0]]} (ids[{bad[0]}])"
+                f"table {self.name!r} has rows 0 to {self.rows - 1}: there is no row {found.flat[at]} (ids[{at}])"
                 " [HVD027]"
             )
-        return found.astype(np.int64, order="C")  # ascontiguousarray would give a scalar a dimension
+        return checked
 
     def pull(self, ids: Any) -> Any:
         """Return the rows of some ids.
@@ -224,9 +225,8 @@ class Table:
             ValueError: an id is not the number of a row.
         """
         checked = self.checked_ids(numbers(ids))
-        some, back = np.unique(checked, return_inverse=True)
+        some, index = different(checked)
         question = self._question(some)
-        index = back.reshape(checked.shape)
         return Awaited(question, lambda: like(question.rows.take(index, axis=0), ids))
 
     def pull_unique(self, ids: Any) -> Any:
@@ -310,10 +310,12 @@ class Table:
             where (array): places in ``question.rows``.
         """
         client = self.ready()
-        owners, alive = self._placement.owners_of(ids), client.is_alive()
-        owner = owners[:, 0] if alive.all() else np.where(alive[owners[:, 0]], owners[:, 0], owners[:, -1])
-        for server, at in by_piece(owner, client.servers, messages.rows_per_piece(self.dim)):
-            client.pull(question, server, np.ascontiguousarray(ids[at]), where[at])
+        owners = self._placement.owners_of(ids)
+        owner = owners[:, 0]
+        if len(client.alive()) < client.servers:
+            owner = np.where(client.is_alive()[owner], owner, owners[:, -1])
+        for server, at in by_piece(owner, messages.rows_per_piece(self.dim)):
+            client.pull(question, server, ids[at], where[at])
 
     def wait(self, question: Question, seconds: float | None = None) -> None:
         """Wait until a pull or push is answered. The client calls it.
@@ -397,11 +399,9 @@ class Table:
             )
             warn(text, RuntimeWarning)
         question, owners = Question(self), self._placement.owners_of(ids)
-        for copy in range(owners.shape[1]):
-            for server, at in by_piece(owners[:, copy], client.servers, messages.rows_per_piece(self.dim)):
-                whole = len(at) == len(ids)
-                body = [ids, grads] if whole else [np.ascontiguousarray(ids[at]), grads[at]]
-                client.push(question, server, self.number, self.clock, body)
+        for server, at in by_piece(owners, messages.rows_per_piece(self.dim)):
+            body = [ids, grads] if len(at) == len(ids) else [ids[at], grads.take(at, axis=0)]
+            client.push(question, server, self.number, self.clock, body)
         return question
 
     def _not_finite(self, ids: Any, grads: Any) -> None:

@@ -83,5 +83,7 @@ def test_weights_are_those_of_one_process(schedule, update, m, batches, stash, c
 @pytest.mark.parametrize(("schedule", "update", "m"), [case[:3] for case in CASES if case[1] != "vertical"])
 def test_replicas_of_two_stages(schedule, update, m):
     mesh = hvd.Mesh(dp=2, pp=2)
-    _, stage = train(mesh, schedule, update, m, 4)
+    pipe, stage = train(mesh, schedule, update, m, 4)
+    groups = [edge.group for chunk in pipe._chunks for edge in (chunk.before, chunk.after) if edge]
+    assert all(len(group.ranks) == 2 and group is not pipe.finish.data for group in groups)  # no send waits for buckets
     assert alone.sha(stage.parameters()) == wanted(mesh, update, m, 4)

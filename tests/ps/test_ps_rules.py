@@ -13,7 +13,7 @@ import pytest
 
 from hvdlite.errors import HvdMismatchError
 from hvdlite.ps import messages, optimizers
-from hvdlite.ps.arrays import in_order
+from hvdlite.ps.arrays import added_up, by_piece, different, in_order
 from hvdlite.ps.placement import RowPlacement, ranked
 from hvdlite.ps.protocol import Protocol
 
@@ -149,6 +149,27 @@ def test_ids_come_in_order_and_equal_ones_as_they_stood():
     for most, count in ((10, 5000), (1 << 40, 5000), (1 << 62, 5000), (9, 1), (9, 0)):  # one leaves no bits
         ids = np.random.default_rng(5).integers(0, most, count)
         assert np.array_equal(in_order(ids), np.argsort(ids, kind="stable"))
+
+
+@pytest.mark.parametrize("count", [0, 1, 16, 64, 65, 500])
+def test_different_ids_are_those_of_numpy_and_no_gradient_is_left_out(count):
+    ids = np.random.default_rng(count).integers(0, 300, (count, 1))
+    for one, two in zip(different(ids), np.unique(ids, return_inverse=True)):
+        assert np.array_equal(one, two.reshape(one.shape))
+    for some in (ids.ravel(), np.random.default_rng(count).permutation(count)):  # the second has no id twice
+        found, total = added_up(some, np.arange(2 * count, dtype=F32).reshape(count, 2))
+        assert np.array_equal(found, np.unique(some))
+        at = [np.nonzero(some == each)[0] for each in found]
+        assert total.tolist() == [[2 * each.sum(), 2 * each.sum() + len(each)] for each in at]
+
+
+@pytest.mark.parametrize(("servers", "copies"), [(1, 1), (2, 1), (2, 2), (5, 2)])
+def test_a_server_gets_each_row_of_which_it_has_a_copy_once(servers, copies):
+    owners = RowPlacement(1000, servers, copies).owners_of(np.arange(500))
+    pieces = [(server, row) for server, at in by_piece(owners, 64) for row in at.tolist()]
+    assert sorted(pieces) == sorted((server, row) for row, those in enumerate(owners.tolist()) for server in those)
+    assert max(len(at) for _, at in by_piece(owners, 64)) == 64
+    assert not list(by_piece(owners[:0], 64))
 
 
 def ended(staleness, *pushes):
