@@ -37,7 +37,9 @@ def symbols():
     """{source: (defined external names, undefined names)} of csrc/, as the C tests build it."""
     if not shutil.which("nm") or not shutil.which("make"):
         pytest.skip("nm and make are needed to look at symbols")
-    return callgraph.symbols(ROOT, sorted(path for path in (ROOT / "csrc").rglob("*.c") if path.parent.name != "python"))
+    return callgraph.symbols(
+        ROOT, sorted(path for path in (ROOT / "csrc").rglob("*.c") if path.parent.name != "python")
+    )
 
 
 @pytest.fixture(scope="session")

@@ -36,7 +36,8 @@ static int run(float *value, int kind, int wait_ms, char *text)
                                .dims = {1},
                                .prescale = 1,
                                .postscale = 3};
-    return hvd_run(&like, (uintptr_t)value, (uintptr_t)value, HVD_SOON, (int64_t)wait_ms * 1000000, &owner, text, HVD_TEXT_MAX);
+    return hvd_run(&like, (uintptr_t)value, (uintptr_t)value, HVD_SOON, (int64_t)wait_ms * 1000000, &owner, text,
+                   HVD_TEXT_MAX);
 }
 
 static void the_short_way(void)

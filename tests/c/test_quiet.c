@@ -143,7 +143,8 @@ static void run_at_once(struct hvd_engine *engine, int rank, int size)
     float memory = 0;
     struct hvd_request request = a_sum("ran", &memory, HVD_QUIET);
     request.op = rank ? HVD_OP_max : HVD_OP_min;
-    CHECK(hvd_engine_run(engine, &request, 20000000000, text, sizeof text) == HVD_EMISMATCH && strstr(text, "reduce op"));
+    CHECK(hvd_engine_run(engine, &request, 20000000000, text, sizeof text) == HVD_EMISMATCH &&
+          strstr(text, "reduce op"));
     request.dtype = 99;
     CHECK(hvd_engine_run(engine, &request, 20000000000, text, sizeof text) == HVD_ETYPE && strstr(text, "'ran'"));
     request.kind = HVD_ALLTOALL;

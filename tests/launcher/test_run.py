@@ -14,6 +14,7 @@ import time
 
 import launching
 import pytest
+from ranks import everything
 from relaying import turning
 
 import hvdlite
@@ -131,11 +132,13 @@ def failing(how):
     "how, code, cause, says",
     [
         ("raise", 1, KeyError, r"rank 1 \(.+, pid \d+\) raised KeyError: 'absent'\n\nTraceback .*in failing\n"),
-        ("odd", 1, type(None), r"rank 1 \(.+, pid \d+\) raised Odd: salt and pepper\n\nTraceback "),
-        ("exit", None, SystemExit, r"rank 1 \(.+, pid \d+\) raised SystemExit: 37"),
         ("result", 1, TypeError, r"rank 1 .* raised TypeError: the result, a lock, cannot be sent"),
         ("segfault", 139, type(None), r"rank 1 \(.+, pid \d+\) ended without an answer; .* code 139, SIGSEGV"),
-        ("leave", None, type(None), r"rank 1 \(.+, pid \d+\) ended without an answer; the job ended with code \d+"),
+        *everything(
+            ("odd", 1, type(None), r"rank 1 \(.+, pid \d+\) raised Odd: salt and pepper\n\nTraceback "),
+            ("exit", None, SystemExit, r"rank 1 \(.+, pid \d+\) raised SystemExit: 37"),
+            ("leave", None, type(None), r"rank 1 \(.+, pid \d+\) ended without an answer; the job ended with code \d+"),
+        ),
     ],
 )
 def test_a_failure_names_its_rank_and_has_its_traceback(how, code, cause, says, capsys):

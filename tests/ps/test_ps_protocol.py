@@ -192,9 +192,7 @@ def overtakes_its_own_pushes(monkeypatch):
 
 
 def bound_off_by_one(monkeypatch):
-    monkeypatch.setattr(
-        _Table, "may_see", lambda self, c: self.staleness is None or self.low >= c - self.staleness - 1
-    )
+    monkeypatch.setattr(_Table, "may_see", lambda self, c: self.staleness is None or self.low >= c - self.staleness - 1)
 
 
 def applied_on_arrival(monkeypatch):
