@@ -124,10 +124,10 @@ class Moves(Submission):
     ) -> Work:
         """The output becomes what the ranks gave for this one. Splits: rows; none, on all ranks: equal parts."""
         even, count = not output_splits and not input_splits, input.numel()
-        fits = count and output.dtype is input.dtype and output.shape == input.shape and input.dim()
-        if even and fits and input.shape[0] % self._count == 0 and self._ascending:
-            if self._plain(opts, output, input) and apart(input, output):
-                return self._at_once(_core.ALLTOALL, 0, "all_to_all", input, output, (count,), output.nbytes)
+        fits = output.dtype is input.dtype and output.shape == input.shape and input.dim()
+        fits = fits and count and input.shape[0] % self._count == 0 and self._ascending
+        if even and fits and self._plain(opts, output, input) and apart(input, output):
+            return self._at_once(_core.ALLTOALL, 0, "all_to_all", input, output, (count,), output.nbytes)
         parts, taken = _rows(input, input_splits, self._count), _rows(output, output_splits, self._count)
         source = moved(input)
         row = source.numel() // max(sum(parts), 1)
