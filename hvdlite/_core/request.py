@@ -59,8 +59,8 @@ class Request:
 
     def run(self, source: int, target: int, keep: Any, seconds: float | None = None) -> None:
         """Submits it and waits, so many seconds at most if that is given. Raises as `submit`, `Flight.wait` and
-        `Flight.wait_for`. Not for collectives that have a result to fetch: an even one must have
-        its target, of `output_bytes`, apart from its source (an allgather's may be its place there)."""
+        `Flight.wait_for`. Not for collectives that have a result to fetch: an even one needs a target of
+        `output_bytes`, apart from its source (an allgather's may be its place there)."""
         if abandoned:
             sweep()
         name = self.name
@@ -215,8 +215,8 @@ def request(
 ) -> Request:  # fmt: skip
     """The Request with these arguments, made at the first call. output_bytes: how many an allgather's
     or alltoall's result has, if the target shall receive it; see `RaggedResult`. even: all ranks give an allgather or
-    alltoall equally many rows, and pass no splits. Raises ValueError: a NUL in the name,
-    a priority that is no int32."""
+    alltoall equally many rows, and pass no splits. Raises ValueError: a NUL in the name, a priority that is no int32.
+    """
     key = (kind, op, dtype, name, shape, root, peer, splits, prescale, postscale, process_set, group, group_count,
            priority, output_bytes, even)  # fmt: skip
     known = _requests.get(key)

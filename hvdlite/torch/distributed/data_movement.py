@@ -1,7 +1,7 @@
 """broadcast, all_gather, all_to_all, gather and scatter of torch.distributed: what is moved and not reduced.
 
 Any dtype moves, as bytes where the core has none. Where the caller's output is one contiguous tensor and the group's
-ranks ascend, the core writes into it; lists of tensors are filled from the core's memory. Gather and scatter are an
+ranks ascend, the core writes into it. Where all ranks give as much by definition, they exchange no counts; lists of tensors are filled from the core's memory. Gather and scatter are an
 all_to_all in which all rows go to the root or come from it.
 """
 
@@ -93,11 +93,11 @@ class Moves(Submission):
 
     def all_gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Work:
         """The output becomes what the ranks gave, one after the other."""
-        count, room = input.numel(), output.nbytes
+        count = input.numel()
         if count and self._ascending and self._plain(opts, output, input) and output.dtype is input.dtype:
             mine = output.data_ptr() + self._me * input.nbytes  # where FSDP2 puts its part
             if output.numel() == count * self._count and (input.data_ptr() == mine or apart(input, output)):
-                return self._at_once(_core.ALLGATHER, 0, "all_gather", input, output, (count,), room)
+                return self._at_once(_core.ALLGATHER, 0, "all_gather", input, output, (count,), output.nbytes)
         return self.all_gather_single_coalesced([output], [input], opts)
 
     # -- everyone gets its own

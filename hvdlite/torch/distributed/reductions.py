@@ -54,7 +54,8 @@ class Reductions(Submission):
     def allreduce(self, tensors: Any, opts: Any = None, timeout: Any = None) -> Work:
         """Each tensor becomes the reduction of all ranks' of it. Several: as one group."""
         operator = _OPS.get(hash(getattr(opts, "reduceOp", None)))
-        if operator is not None and len(tensors) == 1 and self._plain(opts, mine := tensors[0]):
+        one = not isinstance(tensors, torch.Tensor) and len(tensors) == 1
+        if operator is not None and one and self._plain(opts, mine := tensors[0]):
             return self._at_once(_core.ALLREDUCE, operator, "all_reduce", mine, mine, tuple(mine.shape))
         tensors = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
         if any(each.layout is not torch.strided for each in tensors):
