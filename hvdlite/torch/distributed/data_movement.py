@@ -1,8 +1,9 @@
 """broadcast, all_gather, all_to_all, gather and scatter of torch.distributed: what is moved and not reduced.
 
 Any dtype moves, as bytes where the core has none. Where the caller's output is one contiguous tensor and the group's
-ranks ascend, the core writes into it. Where all ranks give as much by definition, they exchange no counts; lists of tensors are filled from the core's memory. Gather and scatter are an
-all_to_all in which all rows go to the root or come from it.
+ranks ascend, the core writes into it; lists of tensors are filled from the core's memory. Where all ranks give as much
+by definition (`even`), the core needs no exchange of counts. Gather and scatter are an all_to_all in which all rows go
+to the root or come from it.
 """
 
 from __future__ import annotations
