@@ -147,6 +147,8 @@ struct hvd_request {
     const int64_t *splits; /* alltoall: rows of the input for each rank of the set, in order, sum <= dims[0]; lent
                               until the handle is finished. NULL: dims[0] in equal parts */
     int splits_count;      /* entries of splits */
+    int even;              /* allgather, alltoall without splits: 1 on all ranks: dims[0] is compared, no rank asks for
+                              counts, and hvd_run may wait: the caller sees to it that the result comes to output */
     int process_set;       /* 0: all ranks; else a number from hvd_set_open */
     int quiet; /* HVD_NOW, HVD_QUIET, HVD_SOON or HVD_ASIDE. Forgotten it is not lost: polls and peers send it, too */
     int32_t priority; /* the same on all ranks; of what is ready together, greater goes first */

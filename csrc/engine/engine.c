@@ -263,7 +263,8 @@ int64_t hvd_engine_run(struct hvd_engine *engine, const struct hvd_request *requ
     struct hvd_error error;
     int64_t handle;
     hvd_error_none(&error);
-    if (wait_ns > 0 && (request->kind == HVD_ALLGATHER || request->kind == HVD_ALLTOALL || request->kind == HVD_JOIN))
+    bool ragged = (request->kind == HVD_ALLGATHER || request->kind == HVD_ALLTOALL) && !request->even;
+    if (wait_ns > 0 && (ragged || request->kind == HVD_JOIN))
         handle = hvd_fail(&error, HVD_EINVAL, HVD901 "%s has a result: submit it, wait, and fetch that",
                           hvd_engine_kind(request->kind));
     else

@@ -96,7 +96,7 @@ static int check_splits(const struct hvd_membership *membership, const struct hv
                         struct hvd_error *error)
 {
     int64_t rows = request->dims[0], sum = 0;
-    if (!request->splits)
+    if (!request->splits || request->even)
         return rows % membership->size == 0
                    ? HVD_OK
                    : hvd_fail(
@@ -271,5 +271,7 @@ struct hvd_signature hvd_set_sign(const struct hvd_request *request)
     signature.prescale = reduces ? request->prescale : 1.0;
     signature.postscale = reduces ? request->postscale : 1.0;
     memcpy(signature.dims, request->dims, sizeof signature.dims[0] * (size_t)request->ndim);
+    if ((kind == HVD_ALLGATHER || kind == HVD_ALLTOALL) && !request->even)
+        signature.dims[0] = 0;
     return signature;
 }

@@ -80,7 +80,7 @@ static void add_shape(struct text *text, const struct hvd_signature *said)
 {
     add(text, "[");
     for (int i = 0; i < said->ndim; i++)
-        if (i == 0 && hvd_kind_ragged(said->kind))
+        if (i == 0 && hvd_kind_ragged(said->kind) && said->dims[0] == 0)
             add(text, "*");
         else
             add(text, "%s%" PRId64, i ? ", " : "", said->dims[i]);

@@ -95,7 +95,7 @@ struct hvd_signature {
     uint64_t group;
     uint64_t not_finite; /* what the NaN guard has found: NaN << 32 | infinities; rule 14 */
     double prescale, postscale;
-    int64_t dims[HVD_DIMS_MAX]; /* allgather, alltoall: dims[0] is 0, it may differ between ranks */
+    int64_t dims[HVD_DIMS_MAX]; /* allgather, alltoall: dims[0] is 0 where it may differ between ranks */
 };
 
 #define HVD_FRESH_MISMATCH 1u /* set by merge, OR */
@@ -199,7 +199,7 @@ struct hvd_coord *hvd_coord_open(void *memory, const struct hvd_coord_limits *li
 size_t hvd_vote_bytes_max(const struct hvd_coord_limits *limits);
 
 /* This rank is ready. `name` (NULL: unnamed) and its memory are lent until the ticket is planned or failed.
- * The signature's ragged dimension (dims[0] of allgather and alltoall) and dims beyond ndim are cleared here.
+ * The signature's dims beyond ndim are cleared here.
  * Returns HVD_OK, HVD_EDUP (the name is in flight on this rank), HVD_ESTATE (somebody has left), HVD_EINVAL (a
  * number that no table has, a negative dimension, 2^63 elements or more, a group that has more members than slots, a
  * send that is not this rank's, has no name or is in a group).

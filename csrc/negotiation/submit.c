@@ -143,13 +143,11 @@ static struct hvd_mine *mine_at(struct hvd_coord *coord, uint32_t ticket)
     return &coord->mine[ticket];
 }
 
-/* What is not used is zero, what is ragged is not compared. */
+/* What is not used is zero. */
 static void normalise(struct hvd_signature *signature)
 {
     for (int i = 0; i < HVD_DIMS_MAX; i++)
         signature->dims[i] = i < signature->ndim ? signature->dims[i] : 0;
-    if (hvd_kind_ragged(signature->kind))
-        signature->dims[0] = 0;
 }
 
 int hvd_coord_submit(struct hvd_coord *coord, uint32_t ticket, const char *name, const struct hvd_signature *signature,

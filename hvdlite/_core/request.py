@@ -59,7 +59,8 @@ class Request:
 
     def run(self, source: int, target: int, keep: Any, seconds: float | None = None) -> None:
         """Submits it and waits, so many seconds at most if that is given. Raises as `submit`, `Flight.wait` and
-        `Flight.wait_for`. Not for collectives that have a result to fetch."""
+        `Flight.wait_for`. Not for collectives that have a result to fetch: an even one needs a target of
+        `output_bytes`, apart from its source (an allgather's may be its place there)."""
         if abandoned:
             sweep()
         name = self.name
@@ -210,13 +211,14 @@ class Pending:
 def request(
     kind: int, op: int, dtype: int, name: str | None, shape: tuple[int, ...], *, root: int = 0, peer: int = 0,
     splits: tuple[int, ...] | None = None, prescale: float = 1.0, postscale: float = 1.0, process_set: int = 0,
-    group: int = 0, group_count: int = 0, priority: int = 0, output_bytes: int = 0
+    group: int = 0, group_count: int = 0, priority: int = 0, output_bytes: int = 0, even: bool = False
 ) -> Request:  # fmt: skip
     """The Request with these arguments, made at the first call. output_bytes: how many an allgather's
-    or alltoall's result has, if the target shall receive it; see `RaggedResult`. Raises ValueError: a NUL in the name,
-    a priority that is no int32."""
+    or alltoall's result has, if the target shall receive it; see `RaggedResult`. even: all ranks give an allgather or
+    alltoall equally many rows, and pass no splits. Raises ValueError: a NUL in the name, a priority that is no int32.
+    """
     key = (kind, op, dtype, name, shape, root, peer, splits, prescale, postscale, process_set, group, group_count,
-           priority, output_bytes)  # fmt: skip
+           priority, output_bytes, even)  # fmt: skip
     known = _requests.get(key)
     if known is None:
         known = made(*key)
@@ -228,7 +230,7 @@ def request(
 def made(
     kind: int, op: int, dtype: int, name: str | None, shape: tuple[int, ...], root: int, peer: int,
     splits: tuple[int, ...] | None, prescale: float, postscale: float, process_set: int, group: int, group_count: int,
-    priority: int, output_bytes: int = 0
+    priority: int, output_bytes: int = 0, even: bool = False
 ) -> Request:  # fmt: skip
     """A Request of one's own. As `request` has it."""
     require_job(kind)
@@ -248,7 +250,7 @@ def made(
     native.dims[0 : len(shape)] = shape
     native.prescale, native.postscale = prescale, postscale
     native.process_set, native.group, native.group_count = process_set, group, group_count
-    native.priority, native.output_bytes = priority, output_bytes
+    native.priority, native.output_bytes, native.even = priority, output_bytes, even
     known_as = None if name is None else (name, process_set, root, peer) if kind == SEND else (name, process_set)
     return Request(native, known_as, (c_name, c_splits))
 

@@ -158,20 +158,23 @@ static void what_cannot_be_is_refused_at_submit(void)
     ranks_close(&ranks);
 }
 
-static void a_ragged_dimension_is_not_compared_and_not_counted(void)
+static void a_ragged_dimension_is_not_counted(void)
 {
     struct ranks ranks;
     ranks_open(&ranks, 2, 4, 4, 4, 1);
     for (int rank = 0; rank < 2; rank++) {
-        struct hvd_signature signature = ranks_signature(3 + rank);
+        struct hvd_signature signature = ranks_signature(0); /* it differs */
         signature.kind = HVD_ALLGATHER;
         signature.ndim = 3;
         signature.dims[1] = 5;
         signature.dims[2] = 2;
         CHECK(hvd_coord_submit(ranks.coord[rank], 0, "w", &signature, 0) == HVD_OK, "rank %d", rank);
+        signature.dims[0] = 3; /* all give as many */
+        CHECK(hvd_coord_submit(ranks.coord[rank], 1, "even", &signature, 0) == HVD_OK, "rank %d", rank);
     }
     ranks_round(&ranks);
-    CHECK(ranks.plan[0].items == 1 && ranks.plan[0].item[0].count == 10, "%u items", ranks.plan[0].items);
+    CHECK(ranks.plan[0].items == 2 && ranks.plan[0].item[0].count == 10 && ranks.plan[0].item[1].count == 10,
+          "%u items", ranks.plan[0].items);
     ranks_close(&ranks);
 }
 
@@ -244,7 +247,7 @@ int main(void)
     the_map_finds_what_is_in_it_and_nothing_else();
     the_heap_keeps_the_smallest_and_sorts_them();
     what_cannot_be_is_refused_at_submit();
-    a_ragged_dimension_is_not_compared_and_not_counted();
+    a_ragged_dimension_is_not_counted();
     a_released_member_is_planned_once();
     a_long_text_is_shortened_with_sense();
     return 0;

@@ -111,10 +111,10 @@ static void other_kinds(void)
                     "Submit the same root rank on all ranks. [HVD350]\n");
     transcript_play("Groups of allgathers and reducescatters are held until all their members are ready",
                     "open 2\n"
-                    "0 a allgather 3x2 group=9/2\n1 a allgather 5x2 group=9/2\n"
-                    "all r reducescatter group=5/2\n0 b allgather 1x2 group=9/2\n"
+                    "0 a allgather 0x2 group=9/2\n1 a allgather 0x2 group=9/2\n"
+                    "all r reducescatter group=5/2\n0 b allgather 0x2 group=9/2\n"
                     "round\n> 1:\n"
-                    "all s reducescatter group=5/2\n1 b allgather 2x2 group=9/2\n"
+                    "all s reducescatter group=5/2\n1 b allgather 0x2 group=9/2\n"
                     "settle\n> 2: a@0, r@1, s@3, b@2\n");
 }
 

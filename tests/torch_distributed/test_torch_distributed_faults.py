@@ -111,6 +111,11 @@ def test_mismatches_are_errors_on_all_ranks_and_the_group_goes_on():
         calls = [lambda: dist.all_reduce(torch.ones(4)), lambda: dist.broadcast(torch.ones(4), 0)]
         for each in calls if rank else reversed(calls):
             refused(hvd.HvdMismatchError, "allreduce.*broadcast|broadcast.*allreduce", each)
+        ones, said = torch.ones(4 + 2 * rank), r"rank 0 said \[4\], rank 1 said \[6\]"
+        refused(hvd.HvdMismatchError, said, lambda: dist.all_to_all_single(ones.clone(), ones))
+        refused(hvd.HvdMismatchError, said, lambda: dist.all_gather_into_tensor(torch.empty(2 * len(ones)), ones))
+        splits, said = [[2, 2], [2, 2]] if rank else [], r"all_to_all.*rank 0 said \[4\], rank 1 said \[\*\]"
+        refused(hvd.HvdMismatchError, said, lambda: dist.all_to_all_single(torch.empty(4), torch.ones(4), *splits))
         work = dist.all_gather([torch.empty(3), torch.empty(2)], torch.ones(3), async_op=True)
         refused(ValueError, r"shape \[2\] \(8 bytes\) cannot hold the 12 received bytes", work.wait)
         dist.all_reduce(mine := torch.ones(4))

@@ -7,7 +7,9 @@
  * as a block of its memory (cuda/block.c). hvd_result says where it lies. No other size is refused, since peers go on
  * with the work. What the peers said is checked before it sizes anything.
  *
- * A send needs no such exchange, since sender and receiver have agreed on the shape. All ranks of the set run the
+ * Even items need no such exchange: all ranks have agreed on the first dimension with the signature.
+ *
+ * A send needs none either, since sender and receiver have agreed on the shape. All ranks of the set run the
  * plane's alltoall with it, those between the two with nothing to give or to get.
  */
 #include "../engine.h"
@@ -70,7 +72,7 @@ static void start_sizes(struct hvd_engine *engine, struct hvd_set *set)
     while (sized < set->agenda.count) {
         const struct hvd_plan_item *item = hvd_work_item(set, sized);
         if ((item->signature.kind != HVD_ALLGATHER && item->signature.kind != HVD_ALLTOALL) || item->code != HVD_OK ||
-            hvd_work_bucket(set, sized) >> 32 != hvd_work_bucket(set, 0) >> 32)
+            item->signature.dims[0] > 0 || hvd_work_bucket(set, sized) >> 32 != hvd_work_bucket(set, 0) >> 32)
             break;
         moving->width += numbers_of(set, item);
         sized++;
@@ -97,6 +99,20 @@ static void start_sizes(struct hvd_engine *engine, struct hvd_set *set)
     moving->sized = sized;
     moving->place = 0;
     hvd_work_start(engine, set);
+}
+
+/* An even item at the head: what everybody would say of it. */
+static void know_sizes(struct hvd_set *set, const struct hvd_plan_item *item)
+{
+    struct hvd_moving *moving = &set->moving;
+    int64_t rows = item->signature.dims[0];
+    moving->width = numbers_of(set, item);
+    reserve_rows(set);
+    hvd_ragged_counts(set);
+    for (size_t i = 0; i < (size_t)moving->width * (size_t)set->size; i++)
+        moving->rows[i] = item->signature.kind == HVD_ALLTOALL ? rows / set->size : rows;
+    moving->sized = 1;
+    moving->place = 0;
 }
 
 /* Is `rows` a number of rows, and does `total` not grow out of bounds by it? */
@@ -228,11 +244,13 @@ static void start_one(struct hvd_engine *engine, struct hvd_set *set, struct hvd
 void hvd_ragged_start(struct hvd_engine *engine, struct hvd_set *set)
 {
     struct hvd_moving *moving = &set->moving;
-    if (moving->sized == 0) {
+    const struct hvd_plan_item *item = hvd_work_item(set, 0);
+    if (moving->sized == 0 && item->signature.dims[0] > 0) {
+        know_sizes(set, item);
+    } else if (moving->sized == 0) {
         start_sizes(engine, set);
         return;
     }
-    const struct hvd_plan_item *item = hvd_work_item(set, 0);
     struct hvd_slot *slot = hvd_work_slot(engine, item);
     struct hvd_error error;
     uint64_t given;

@@ -164,16 +164,13 @@ static bool give(struct hvd_shm *shm, const struct hvd_work *work)
     return true;
 }
 
-static void take_parts(struct hvd_shm *shm, const struct hvd_work *work, uint64_t i)
+static void take_part(struct hvd_shm *shm, const struct hvd_work *work, int from, uint64_t i)
 {
-    for (int step = 0; step < shm->size; step++) { /* not all from rank 0 first */
-        int from = (shm->rank + step) % shm->size;
-        const struct hvd_shm_pair *pair = &shm->takes[from];
-        uint64_t count = slice_count(pair, i);
-        const void *source = step == 0 ? (const void *)in_input(shm, work, from, i) : in_slot(shm, from, pair, i);
-        if (count > 0)
-            hvd_copy(in_output(shm, work, from, i), source, count * shm->now.element_bytes);
-    }
+    const struct hvd_shm_pair *pair = &shm->takes[from];
+    const void *source = from == shm->rank ? (const void *)in_input(shm, work, from, i) : in_slot(shm, from, pair, i);
+    uint64_t count = slice_count(pair, i);
+    if (count > 0)
+        hvd_copy(in_output(shm, work, from, i), source, count * shm->now.element_bytes);
 }
 
 static void take_sums(struct hvd_shm *shm, const struct hvd_work *work, uint64_t i)
@@ -199,16 +196,16 @@ static int take(struct hvd_shm *shm, const struct hvd_work *work, struct hvd_err
         publish(shm, &shm->lane[shm->rank]->finished, now->base);
     }
     for (; i < now->takes && now->from_in < shm->size; now->from_in++) {
-        int from = now->from_in;
+        int from = (shm->rank + now->from_in) % shm->size; /* my own is there; not all take from rank 0 first */
         bool gives = from != shm->rank && slice_count(&shm->takes[from], i) > 0;
         int there = gives ? hvd_shm_one_in(shm, from, now->base + i, error) : 1;
         if (there != 1)
             return there;
+        if (work->kind == HVD_ALLTOALL)
+            take_part(shm, work, from, i);
     }
     now->from_in = 0;
-    if (i < now->takes && work->kind == HVD_ALLTOALL)
-        take_parts(shm, work, i);
-    else if (i < now->takes)
+    if (i < now->takes && work->kind == HVD_REDUCESCATTER)
         take_sums(shm, work, i);
     now->combined = i + 1 < now->takes ? i + 1 : now->segments;
     if (now->gives < now->segments && (now->combined == now->segments || now->combined % (HVD_SHM_RING / 2) == 0))

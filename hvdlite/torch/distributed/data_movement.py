@@ -1,8 +1,9 @@
 """broadcast, all_gather, all_to_all, gather and scatter of torch.distributed: what is moved and not reduced.
 
 Any dtype moves, as bytes where the core has none. Where the caller's output is one contiguous tensor and the group's
-ranks ascend, the core writes into it; lists of tensors are filled from the core's memory. Gather and scatter are an
-all_to_all in which all rows go to the root or come from it.
+ranks ascend, the core writes into it; lists of tensors are filled from the core's memory. Where all ranks give as much
+by definition (`even`), the core needs no exchange of counts. Gather and scatter are an all_to_all in which all rows go
+to the root or come from it.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from ... import _core
 from ..adapter import DTYPES
 from .reductions import copies_back
 from .submission import Submission
-from .tensors import Part, copy_back, fill, fresh, joined, moved, read
+from .tensors import Part, apart, copy_back, fill, fresh, joined, moved, read
 
 _Finish = Callable[[list[_core.Pending]], Any]
 
@@ -89,20 +90,25 @@ class Moves(Submission):
                 fill(pieces, self._set_ranks, pending, target if self._ascending else None)
                 copy_back(target, out)
 
-        return self._go(_core.ALLGATHER, "all_gather", parts, list(outputs), finish, opts)
+        return self._go(_core.ALLGATHER, "all_gather", parts, list(outputs), finish, opts, even=True)
 
     def all_gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Work:
         """The output becomes what the ranks gave, one after the other."""
+        count = input.numel()
+        if count and self._ascending and self._plain(opts, output, input) and output.dtype is input.dtype:
+            mine = output.data_ptr() + self._me * input.nbytes  # where FSDP2 puts its part
+            if output.numel() == count * self._count and (input.data_ptr() == mine or apart(input, output)):
+                return self._at_once(_core.ALLGATHER, 0, "all_gather", input, output, (count,), output.nbytes)
         return self.all_gather_single_coalesced([output], [input], opts)
 
     # -- everyone gets its own
 
     def _exchange(
         self, what: str, source: torch.Tensor, splits: Sequence[int], finish: _Finish, results: list[torch.Tensor],
-        opts: Any, root: int = 0, output: torch.Tensor | None = None
+        opts: Any, root: int = 0, output: torch.Tensor | None = None, even: bool = False
     ) -> Work:  # fmt: skip
         """source in one dimension; splits in its elements, in the order of the group. output: contiguous, for all that
-        comes."""
+        comes. even: the splits are equal on all ranks."""
         target, room = None, 0
         if not self._ascending:
             parts, order = list(source.split(list(splits))), sorted(range(self._count), key=self._set_ranks.__getitem__)
@@ -111,13 +117,18 @@ class Moves(Submission):
             target, room = output, output.numel() * output.element_size()
         return self._go(
             _core.ALLTOALL, what, [Part(source, target, source.shape, room)], results, finish, opts,
-            splits=tuple(splits), root=root,
+            splits=None if even else tuple(splits), root=root, even=even,
         )  # fmt: skip
 
     def all_to_all_single(
         self, output: torch.Tensor, input: torch.Tensor, output_splits: Any, input_splits: Any, opts: Any = None
     ) -> Work:
-        """The output becomes what the ranks gave for this one. Splits: rows; none: equal parts."""
+        """The output becomes what the ranks gave for this one. Splits: rows; none, on all ranks: equal parts."""
+        even, count = not output_splits and not input_splits, input.numel()
+        fits = output.dtype is input.dtype and output.shape == input.shape and input.dim()
+        fits = fits and count and input.shape[0] % self._count == 0 and self._ascending
+        if even and fits and self._plain(opts, output, input) and apart(input, output):
+            return self._at_once(_core.ALLTOALL, 0, "all_to_all", input, output, (count,), output.nbytes)
         parts, taken = _rows(input, input_splits, self._count), _rows(output, output_splits, self._count)
         source = moved(input)
         row = source.numel() // max(sum(parts), 1)
@@ -129,7 +140,7 @@ class Moves(Submission):
             copy_back(target, output)
 
         splits = [each * row for each in parts]
-        return self._exchange("all_to_all", source, splits, finish, [output], opts, 0, target)
+        return self._exchange("all_to_all", source, splits, finish, [output], opts, 0, target, even)
 
     def alltoall(self, outputs: Any, inputs: Any, opts: Any = None) -> Work:
         """Each output becomes what a rank gave for this one; each input is for a rank."""

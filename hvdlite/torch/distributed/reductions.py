@@ -19,11 +19,8 @@ from torch._C._distributed_c10d import Work
 
 from ... import _core
 from ...ops import Average, Max, Min, Product, Sum
-from ..adapter import DTYPES
-from . import futures
 from .submission import Submission
 from .tensors import Part, copy_back, fetch, fill, joined, moved, read
-from .work import DONE, named, profiled
 
 _Op = dist.ReduceOp
 # By hash, the number of the operation: opts.reduceOp is a ReduceOp, ReduceOp.SUM is a RedOpType, and a dict that holds
@@ -56,16 +53,10 @@ class Reductions(Submission):
 
     def allreduce(self, tensors: Any, opts: Any = None, timeout: Any = None) -> Work:
         """Each tensor becomes the reduction of all ranks' of it. Several: as one group."""
-        request = self._again(tensors, opts)
-        if request is not None:
-            tensor = tensors[0]
-            address = tensor.data_ptr()
-            try:
-                request.run(address, address, tensor.untyped_storage(), self._limit)
-            except Exception as error:
-                named(error, self._text("all_reduce"))
-                raise
-            return DONE
+        operator = _OPS.get(hash(getattr(opts, "reduceOp", None)))
+        one = not isinstance(tensors, torch.Tensor) and len(tensors) == 1
+        if operator is not None and one and self._plain(opts, mine := tensors[0]):
+            return self._at_once(_core.ALLREDUCE, operator, "all_reduce", mine, mine, tuple(mine.shape))
         tensors = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
         if any(each.layout is not torch.strided for each in tensors):
             return self._sparse(tensors, opts)
@@ -92,22 +83,6 @@ class Reductions(Submission):
         return self._go(_core.ALLREDUCE, what, parts, results, finish if back or then else None, opts, **terms)
 
     allreduce_coalesced = allreduce
-
-    def _again(self, tensors: Any, opts: Any) -> Any:
-        """The fast path of one plain tensor that is waited for at once: its request. None: no fast path."""
-        if not self._unnamed or getattr(opts, "asyncOp", True) or len(tensors) != 1:
-            return None
-        tensor, number = tensors[0], hash(opts.reduceOp)
-        if number not in _OPS or tensor.__class__ is not torch.Tensor or not tensor.is_cpu or futures.inside():
-            return None
-        if tensor.layout is not torch.strided or not tensor.is_contiguous() or tensor.is_neg():
-            return None
-        if tensor.dtype not in DTYPES or self._timeout(opts) != self._limit or profiled():
-            return None
-        self._calls += 1
-        return _core.request(
-            _core.ALLREDUCE, _OPS[number], DTYPES[tensor.dtype], None, tuple(tensor.shape), process_set=self._in
-        )
 
     def _bitwise(
         self, what: str, tensors: Sequence[torch.Tensor], combine: Any, opts: Any, results: list[torch.Tensor],
@@ -205,6 +180,10 @@ class Reductions(Submission):
 
     def reduce_scatter_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Work:
         """The output becomes this rank's part of the reduction of the input."""
+        operator, part = _OPS.get(hash(getattr(opts, "reduceOp", None))), output.numel()
+        fits = output.dtype is input.dtype and input.numel() == part * self._count
+        if operator is not None and fits and self._ascending and self._plain(opts, output, input):
+            return self._at_once(_core.REDUCESCATTER, operator, "reduce_scatter", input, output, (self._count, part))
         return self.reduce_scatter_single_coalesced([output], [input], opts)
 
     def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None) -> Work:

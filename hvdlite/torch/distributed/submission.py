@@ -18,9 +18,10 @@ from torch._C._distributed_c10d import Store, Work, _create_work_from_future  # 
 
 from ... import _core
 from ...process_sets.process_set import ProcessSet, number_of
+from ..adapter import DTYPES
 from . import bucket_memory, futures
 from .tensors import Part, device_terms, dtype_of, gpu_of
-from .work import DONE, HOLDS, HvdWork, named, ranged
+from .work import DONE, HOLDS, HvdWork, named, profiled, ranged
 
 _NAMES = 4096  # after which the names of a group come again: the core knows them then
 _DEFAULT = timedelta(minutes=30)  # torch's; as the limit of a group: the limits of the job hold
@@ -80,6 +81,36 @@ class Submission:
     def _timeout(self, opts: Any) -> float | None:
         timeout = getattr(opts, "timeout", None)
         return timeout.total_seconds() if timeout is not None and _NO_TIME < timeout < _DEFAULT else self._limit
+
+    def _plain(self, opts: Any, *tensors: torch.Tensor) -> bool:
+        """Whether the fast path takes a call: it waits at once, of nothing but the addresses of these tensors."""
+        if not self._unnamed or getattr(opts, "asyncOp", True) or futures.inside() or profiled():
+            return False
+        for each in tensors:
+            if each.__class__ is not torch.Tensor or not each.is_cpu or each.layout is not torch.strided:
+                return False
+            if each.dtype not in DTYPES or not each.is_contiguous() or each.is_neg():
+                return False
+        return self._timeout(opts) == self._limit
+
+    def _at_once(
+        self, kind: int, op: int, what: str, source: torch.Tensor, target: torch.Tensor, shape: tuple[int, ...],
+        room: int = 0
+    ) -> Work:  # fmt: skip
+        """The fast path: makes nothing but the request, which is known from the second call on. room: of an even
+        allgather or alltoall, bytes at the target."""
+        self._calls += 1
+        request = _core.request(
+            kind, op, DTYPES[source.dtype], None, shape, process_set=self._in, output_bytes=room, even=room > 0
+        )
+        try:
+            request.run(
+                source.data_ptr(), target.data_ptr(), (source.untyped_storage(), target.untyped_storage()), self._limit
+            )
+        except Exception as error:
+            named(error, self._text(what))
+            raise
+        return DONE
 
     def _go(
         self, kind: int, what: str, parts: Sequence[Part], results: list[torch.Tensor],

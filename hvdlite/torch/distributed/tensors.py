@@ -99,6 +99,12 @@ def fresh(target: torch.Tensor) -> torch.Tensor:
     return torch.empty_like(target, memory_format=torch.contiguous_format)
 
 
+def apart(source: torch.Tensor, target: torch.Tensor) -> bool:
+    """Whether two contiguous tensors do not overlap."""
+    start, into = source.data_ptr(), target.data_ptr()
+    return start + source.nbytes <= into or into + target.nbytes <= start
+
+
 def fetch(target: torch.Tensor, pending: _core.Pending) -> None:
     """What a ragged collective brought comes to a contiguous tensor that has room for just this."""
     device = gpu_of([target])
