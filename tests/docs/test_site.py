@@ -2,6 +2,7 @@
 
 import ast
 import importlib
+import inspect
 import re
 import subprocess
 import sys
@@ -42,11 +43,13 @@ def test_every_public_name_is_on_one_reference_page():
     ]
     assert len(listed) == len(set(listed)) > 200
     things = [getattr(importlib.import_module(module), name) for module, name in listed]
+    documented = [inspect.getdoc(thing) for thing in things if callable(thing)]
     lacks = [
         f"{module}.{name}"
         for module in docstrings.MODULES
         for name, thing in docstrings.public(module)
         if "." not in name and (module, name) not in listed and thing not in things
+        if inspect.getdoc(thing) not in documented  # a builtin of hvdlite.torch has the docstring of Python's function
     ]
     assert not lacks
 
