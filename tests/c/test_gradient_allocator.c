@@ -150,7 +150,9 @@ static void test_blocks(void)
     CHECK(ask(100).data == block[1].data, "backward(inputs=...)");
     hvd_grad_alloc_end(slab);
     slab = give(9);
-    CHECK(!hvd_grad_alloc_has((uintptr_t)ask(100).data), "torch.autograd.grad");
+    block[3] = ask(100);
+    CHECK(!hvd_grad_alloc_has((uintptr_t)block[3].data), "torch.autograd.grad");
+    block[3].deleter(block[3].context);
     hvd_grad_alloc_end(slab);
     for (int i = 0; i < 3; i++) {
         CHECK(slabs_left == 1, "%d slabs", slabs_left);
