@@ -123,7 +123,8 @@ def _wanted(order: Mapping[str, Any]) -> str:
     except OSError:
         return ""
     if value == "auto":
-        return "torch" if b"torch" in source and _is_torch_first(source) else ""
+        folder = os.path.dirname(os.path.join(order["cwd"], script))
+        return "torch" if b"torch" in source and _is_torch_first(source, folder) else ""
     return value.replace(" ", "") if source else ""
 
 
@@ -140,9 +141,12 @@ def _is_own(order: Mapping[str, Any]) -> bool:
     return os.path.realpath(found) == os.path.realpath(sys.executable)
 
 
-def _is_torch_first(source: bytes) -> bool:
-    """Whether the script does nothing that an import of torch could see before it imports torch."""
+def _is_torch_first(source: bytes, folder: str) -> bool:
+    """Whether the script, in this folder, does nothing that an import of torch could see before it imports torch."""
     for name in _imports(source):
+        path = os.path.join(folder, name.partition(".")[0])
+        if os.path.exists(path) or os.path.exists(f"{path}.py"):
+            return False
         if f"{name}.".startswith(tuple(f"{framework}." for framework in _FRAMEWORK)):
             return True
         if name.partition(".")[0] not in _BEFORE and name != "hvdlite":

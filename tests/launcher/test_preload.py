@@ -186,6 +186,12 @@ def test_torch_is_preloaded_for_scripts_that_import_it_first(tmp_path, script, w
     assert preload._wanted(order_of(tmp_path, script, {}, {}, names="auto")) == wanted
 
 
+def test_a_module_beside_the_script_is_not_pythons_own(tmp_path):
+    (tmp_path / "code.py").write_text("import os")
+    assert preload._wanted(order_of(tmp_path, "import code\nimport torch", {}, {}, names="auto")) == ""
+    assert preload._wanted(order_of(tmp_path, "import cmd\nimport torch", {}, {}, names="auto")) == "torch"
+
+
 def test_other_commands_are_executed(tmp_path):
     order = order_of(tmp_path, "import torch", {}, {}, names="torch")
     (tmp_path / "python").write_text("#!/bin/sh\n")
