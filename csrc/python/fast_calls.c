@@ -24,28 +24,16 @@ enum { SMALL_BYTES = 32768, GIL_NS = 20000, WAIT_NS = 50000000 };
 
 static PyObject *run_python(const struct hvd_py_args *given)
 {
-    PyObject *named = NULL;
-    Py_ssize_t names = given->kwnames ? PyTuple_Size(given->kwnames) : 0;
-    if (names && !(named = PyDict_New()))
-        return NULL;
-    for (Py_ssize_t i = 0; i < names; i++)
-        if (PyDict_SetItem(named, PyTuple_GetItem(given->kwnames, i), given->args[given->nargs + i])) {
-            Py_DECREF(named);
-            return NULL;
-        }
-    PyObject *result = PyObject_VectorcallDict(hvd_py.own[given->function], given->args, (size_t)given->nargs, named);
-    Py_XDECREF(named);
-    return result;
+    return PyObject_VectorcallDict(hvd_py.own[given->function], given->args, (size_t)given->words + 1, NULL);
 }
 
 /* Python has run this call for the second time: asks what its request is. An exception here is not the caller's. */
 static void learn(const struct hvd_py_args *given, const struct hvd_py_form *form)
 {
-    PyObject *args[3 + HVD_PY_WORDS_MAX] = {PyLong_FromLong(given->function),
-                                            given->kwnames ? given->kwnames : Py_None};
+    PyObject *args[2 + HVD_PY_WORDS_MAX] = {PyLong_FromLong(given->function)};
     for (Py_ssize_t i = 0; i <= given->words; i++)
-        args[2 + i] = given->args[i];
-    PyObject *pair = args[0] ? PyObject_VectorcallDict(hvd_py.find, args, (size_t)(3 + given->words), NULL) : NULL;
+        args[1 + i] = given->args[i];
+    PyObject *pair = args[0] ? PyObject_VectorcallDict(hvd_py.find, args, (size_t)(2 + given->words), NULL) : NULL;
     struct hvd_py_call *call = pair ? hvd_py_call_find(given, form) : NULL; /* now: Python may have replaced it */
     Py_XDECREF(args[0]);
     if (call && !call->request && !(call->refused = pair == Py_None)) {
@@ -98,7 +86,7 @@ static bool obstructed(const struct hvd_py_call *call)
 /* The result of Python's function; or NULL with call->request set, which can be submitted for `tensor`. */
 static PyObject *unless_known(const struct hvd_py_args *given, struct hvd_py_tensor *tensor, struct hvd_py_call *call)
 {
-    PyObject *type = given->nargs > 0 ? (PyObject *)Py_TYPE(given->args[0]) : NULL;
+    PyObject *type = (PyObject *)Py_TYPE(given->args[0]);
     bool plain =
         type && (type == hvd_py.tensor || type == hvd_py.parameter) && hvd_py_tensor_look(given->args[0], tensor);
     struct hvd_py_call *known = plain ? hvd_py_call_find(given, &tensor->form) : NULL;
@@ -177,16 +165,10 @@ static void written(PyObject *tensor)
     Py_XDECREF(done);
 }
 
-static struct hvd_py_args given_of(int function, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
-{
-    Py_ssize_t words = nargs - 1 + (kwnames ? PyTuple_Size(kwnames) : 0);
-    return (struct hvd_py_args){args, nargs, words, kwnames, function};
-}
-
-static PyObject *allreduce_(PyObject *self, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+static PyObject *allreduce_(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
 {
     (void)self;
-    struct hvd_py_args given = given_of(HVD_PY_ALLREDUCE, args, nargs, kwnames);
+    struct hvd_py_args given = {args, nargs - 1, HVD_PY_ALLREDUCE};
     struct hvd_py_tensor tensor;
     struct hvd_py_call call;
     PyObject *result = unless_known(&given, &tensor, &call);
@@ -240,10 +222,10 @@ static PyObject *submit(const struct hvd_py_call *call, PyObject *tensor, void *
     return NULL;
 }
 
-static PyObject *allreduce_async_(PyObject *self, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+static PyObject *allreduce_async_(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
 {
     (void)self;
-    struct hvd_py_args given = given_of(HVD_PY_ALLREDUCE_ASYNC, args, nargs, kwnames);
+    struct hvd_py_args given = {args, nargs - 1, HVD_PY_ALLREDUCE_ASYNC};
     struct hvd_py_tensor tensor;
     struct hvd_py_call call;
     PyObject *result = unless_known(&given, &tensor, &call);
@@ -305,22 +287,22 @@ static bool finished(PyObject *handle)
     return well;
 }
 
-static PyObject *synchronize(PyObject *self, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+static PyObject *synchronize(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
 {
     (void)self;
-    struct hvd_py_args given = given_of(HVD_PY_SYNCHRONIZE, args, nargs, kwnames);
-    if (nargs == 1 && !kwnames && (PyObject *)Py_TYPE(args[0]) == hvd_py.handle && finished(args[0]))
+    struct hvd_py_args given = {args, nargs - 1, HVD_PY_SYNCHRONIZE};
+    if (nargs == 1 && (PyObject *)Py_TYPE(args[0]) == hvd_py.handle && finished(args[0]))
         return PyObject_GetAttr(args[0], hvd_py_word[HVD_PY_RESULT]);
     return run_python(&given);
 }
 
 static PyMethodDef methods[HVD_PY_FUNCTIONS] = {
-    {"allreduce_", (PyCFunction)(void (*)(void))allreduce_, METH_FASTCALL | METH_KEYWORDS, NULL},
-    {"allreduce_async_", (PyCFunction)(void (*)(void))allreduce_async_, METH_FASTCALL | METH_KEYWORDS, NULL},
-    {"synchronize", (PyCFunction)(void (*)(void))synchronize, METH_FASTCALL | METH_KEYWORDS, NULL}};
+    {"allreduce_", (PyCFunction)(void (*)(void))allreduce_, METH_FASTCALL, NULL},
+    {"allreduce_async_", (PyCFunction)(void (*)(void))allreduce_async_, METH_FASTCALL, NULL},
+    {"synchronize", (PyCFunction)(void (*)(void))synchronize, METH_FASTCALL, NULL}};
 
-/* needs: the tuple of what `python` has, then DLPack's capsule, the functions' docstrings with signatures (bytes) and
- * the name of their module. The tuple of the three functions; NULL: an exception. Called once. */
+/* needs: the tuple of what `hvd_py` has, then DLPack's capsule. The tuple of the three functions; NULL: an exception.
+ * Called once. Their caller gives at least the tensor or the handle. */
 __attribute__((visibility("default"))) PyObject *hvd_py_fast_calls(PyObject *needs)
 {
     PyObject **into = &hvd_py.tensor;
@@ -329,13 +311,11 @@ __attribute__((visibility("default"))) PyObject *hvd_py_fast_calls(PyObject *nee
     for (Py_ssize_t i = 0; i < count; i++)
         if (!(into[i] = PyTuple_GetItem(needs, i)))
             return NULL;
-    PyObject *capsule = PyTuple_GetItem(needs, count), *docs = PyTuple_GetItem(needs, count + 1);
-    PyObject *module = PyTuple_GetItem(needs, count + 2), *made = PyTuple_New(HVD_PY_FUNCTIONS);
-    if (!docs || !module || !made || !hvd_py_words_load() || !hvd_py_tensor_load(capsule))
+    PyObject *capsule = PyTuple_GetItem(needs, count), *made = PyTuple_New(HVD_PY_FUNCTIONS);
+    if (!capsule || !made || !hvd_py_words_load() || !hvd_py_tensor_load(capsule))
         return NULL;
     for (int i = 0; i < HVD_PY_FUNCTIONS; i++) {
-        methods[i].ml_doc = PyBytes_AsString(PyTuple_GetItem(docs, i));
-        PyObject *function = PyCFunction_NewEx(&methods[i], NULL, module);
+        PyObject *function = PyCFunction_NewEx(&methods[i], NULL, NULL);
         if (!function || PyTuple_SetItem(made, i, function))
             return NULL;
     }

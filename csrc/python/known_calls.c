@@ -23,7 +23,7 @@ static uint64_t mixed(uint64_t hash, uint64_t word)
 
 static bool hash_of(const struct hvd_py_args *args, const struct hvd_py_form *form, uint64_t *hash)
 {
-    uint64_t sum = mixed((uintptr_t)args->kwnames, (uint64_t)args->nargs << 8 | (uint64_t)args->function);
+    uint64_t sum = mixed((uint64_t)args->words, (uint64_t)args->function);
     for (Py_ssize_t i = 1; i <= args->words; i++) {
         bool is_text = PyUnicode_CheckExact(args->args[i]);
         Py_hash_t own = is_text ? PyObject_Hash(args->args[i]) : 0;
@@ -43,8 +43,8 @@ static bool hash_of(const struct hvd_py_args *args, const struct hvd_py_form *fo
 static bool same(const struct hvd_py_call *call, uint64_t hash, const struct hvd_py_args *args,
                  const struct hvd_py_form *form)
 {
-    if (call->hash != hash || call->function != args->function || call->kwnames != args->kwnames ||
-        call->nargs != args->nargs || call->words != args->words || memcmp(&call->form, form, sizeof *form) != 0)
+    if (call->hash != hash || call->function != args->function || call->words != args->words ||
+        memcmp(&call->form, form, sizeof *form) != 0)
         return false;
     for (Py_ssize_t i = 0; i < call->words; i++) {
         PyObject *mine = call->word[i], *its = args->args[1 + i];
@@ -59,7 +59,6 @@ static void forget(struct hvd_py_call *call)
 {
     for (Py_ssize_t i = 0; i < call->words; i++)
         Py_DECREF(call->word[i]);
-    Py_XDECREF(call->kwnames);
     Py_XDECREF(call->request);
     Py_XDECREF(call->name);
     Py_XDECREF(call->checked);
@@ -74,11 +73,8 @@ static void remember(struct hvd_py_call **place, uint64_t hash, const struct hvd
         return;
     call->hash = hash;
     call->function = args->function;
-    call->nargs = args->nargs;
     call->words = args->words;
     call->form = *form;
-    call->kwnames = args->kwnames;
-    Py_XINCREF(call->kwnames);
     for (Py_ssize_t i = 0; i < args->words; i++) {
         call->word[i] = args->args[1 + i];
         Py_INCREF(call->word[i]);

@@ -39,19 +39,18 @@ struct hvd_py_tensor {
     struct hvd_py_form form;
 };
 
-/* The arguments of one call, as METH_FASTCALL | METH_KEYWORDS passes them. args[0] is the tensor. */
+/* The arguments of one call, all by position. args[0] is the tensor. */
 struct hvd_py_args {
     PyObject *const *args;
-    Py_ssize_t nargs, words; /* positional ones; all but the tensor */
-    PyObject *kwnames;       /* a tuple, or NULL */
-    int function;            /* which of the functions of fast_calls.c */
+    Py_ssize_t words; /* all but the tensor */
+    int function;     /* which of the functions of fast_calls.c */
 };
 
 /* A call that came before. */
 struct hvd_py_call {
     uint64_t hash;
-    PyObject *kwnames, *word[HVD_PY_WORDS_MAX];
-    Py_ssize_t nargs, words;
+    PyObject *word[HVD_PY_WORDS_MAX];
+    Py_ssize_t words;
     int function;
     bool refused;      /* Python has no request for it */
     PyObject *request; /* of hvdlite._core; NULL: it came once */
@@ -67,7 +66,7 @@ enum { HVD_PY_ALLREDUCE, HVD_PY_ALLREDUCE_ASYNC, HVD_PY_SYNCHRONIZE, HVD_PY_FUNC
 struct hvd_py_needs {
     PyObject *tensor, *parameter;     /* the classes that are plain */
     PyObject *own[HVD_PY_FUNCTIONS];  /* Python's functions */
-    PyObject *find;                   /* (function, names of keywords, arguments...): (request, address), or None */
+    PyObject *find;                   /* (function, arguments...): (request, address), or None */
     PyObject *fits;                   /* whether a tensor's storage has all its elements, and no negative bit */
     PyObject *take, *wait, *error_of; /* a Flight; waits for one and raises why it failed; (code, text): an exception */
     PyObject *in_flight, *abandoned;

@@ -2,7 +2,7 @@
 
 The agent runs this file in the place of the script: `python [-u] fork_server.py NAMES script.py words`, with the
 environment and the folder of the ranks. So options and variables of Python, OMP_NUM_THREADS and the search paths are
-in force when NAMES are imported. stdout is a socket of the agent. Once all is imported, the server writes a byte there.
+in force when NAMES are imported. stdout is a socket of the agent. Once all is imported, the server writes READY there.
 Each message of the agent then asks for one rank: variables of its own as JSON, and with it its stdin, stdout and
 stderr and a pipe for its pid. The rank is a fork of a fork that ends at once, so it becomes a child of the agent, which
 is a subreaper.
@@ -34,6 +34,7 @@ import types
 from typing import Any
 
 LIMIT_S = 60
+READY = b"hvdlite: imported"  # one message, which no output of Python's start is
 _PR_SET_PDEATHSIG = 1
 _KEPT = ("__package__", "__spec__", "__cached__", "__builtins__", "__annotations__")  # of any script's __main__
 
@@ -69,7 +70,7 @@ def _is_shadowed(folder: str) -> bool:
 def _serve(agent: socket.socket, printed: dict[int, bytes]) -> None:
     """Forks ranks until the agent closes its end. Returns in ranks only."""
     parent = os.getppid()
-    agent.send(b"1")
+    agent.send(READY)
     while True:
         message, descriptors, _, _ = socket.recv_fds(agent, 1 << 16, 4)
         if not message:
@@ -105,7 +106,7 @@ def _reseed() -> None:
     modules: dict[str, Any] = dict(sys.modules)
     if "numpy.random" in modules:
         modules["numpy.random"].seed()
-    if "torch" in modules:
+    if hasattr(modules.get("torch"), "default_generator"):
         modules["torch"].default_generator.seed()
     if "multiprocessing.process" in modules:
         modules["multiprocessing.process"].current_process().authkey = os.urandom(32)

@@ -23,6 +23,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from . import process
+from .fork_server import READY
 
 NAME = "HVDLITE_PRELOAD"
 _SERVER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "fork_server.py")
@@ -66,7 +67,7 @@ class Preload:
         assert self._near is not None
         ready = False
         try:
-            ready = self._near.recv(1) == b"1"
+            ready = self._near.recv(1 << 16) == READY
         except OSError:
             pass
         try:

@@ -186,6 +186,14 @@ def test_torch_is_preloaded_for_scripts_that_import_it_first(tmp_path, script, w
     assert preload._wanted(order_of(tmp_path, script, {}, {}, names="auto")) == wanted
 
 
+def test_what_python_prints_at_its_start_is_not_taken_for_an_import(tmp_path):
+    (tmp_path / "sitecustomize.py").write_text("print('1', flush=True)")
+    (tmp_path / "script.py").write_text("print('ran')")
+    environ = {"PYTHONPATH": str(tmp_path), "HVDLITE_PRELOAD": "json"}
+    code, out, _ = launch("-np", 2, sys.executable, tmp_path / "script.py", cold=True, **environ)
+    assert code == 0 and out.count("ran") == 2 and out.count("stdout>:1") == 2, out
+
+
 def test_a_module_beside_the_script_is_not_pythons_own(tmp_path):
     (tmp_path / "code.py").write_text("import os")
     assert preload._wanted(order_of(tmp_path, "import code\nimport torch", {}, {}, names="auto")) == ""

@@ -196,7 +196,12 @@ def test_ranks_find_what_they_find_under_hvdlite_run():
     (found,) = hvdlite.run(variables)
     code, out, _ = launching.launch("-np", 1, "env")
     expected = dict(re.findall(r"^((?:HVDLITE|HOROVOD)_\w+)=(.*)$", out, re.MULTILINE))
-    for name in ("HVDLITE_TEST_MARK", "HVDLITE_FAILURE_GRACE", "HVDLITE_TRACE_DIR"):  # of launching.py
+    for name in (
+        "HVDLITE_TEST_MARK",
+        "HVDLITE_FAILURE_GRACE",
+        "HVDLITE_TRACE_DIR",
+        "HVDLITE_PRELOAD",
+    ):  # of launching.py
         expected.pop(name)
     assert code == 0 and own <= set(found) == set(expected)
     assert {name: found[name] for name in set(found) - own} == {name: expected[name] for name in set(found) - own}

@@ -52,7 +52,8 @@ def test_they_count_what_was_done_since_init():
         hvd.allreduce(np.ones(10), name="counted")
     after = hvd.counters()
     assert after["buckets"] == 3 and after["elements"] == 30 and after["submits"] >= 3
-    assert after["link_bytes_out"] == after["rides"] == 0  # one host
+    assert after["link_bytes_out"] == 0  # one host
+    assert (after["rides"] > 0) == (hvd.size() > 1)
 
 
 @needs_hosts

@@ -125,7 +125,9 @@ void hvd_flight_start(struct hvd_engine *engine, struct hvd_set *set)
         return;
     if (set->aside && moving->items == 1 && hvd_steps_aside(hvd_work_slot(engine, hvd_work_item(set, 0))))
         return;
-    int by = moving->rode ? HVD_TRACE_BY_VOTES : moving->by ? moving->by->carrier : HVD_TRACE_BY_CPU;
+    int by = moving->rode && hvd_set_spans_hosts(set) ? HVD_TRACE_BY_VOTES
+             : moving->by                             ? moving->by->carrier
+                                                      : HVD_TRACE_BY_CPU;
     hvd_trace_add_at(&engine->trace, moving->begun_ns, HVD_TRACE_start, moving->items,
                      hvd_trace_value(by, set->number, hvd_work_bytes(&moving->work)));
 }

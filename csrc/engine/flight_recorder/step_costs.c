@@ -138,12 +138,12 @@ void hvd_steps_moved(struct hvd_engine *engine, struct hvd_set *set, uint64_t no
     const struct hvd_moving *moving = &set->moving;
     if ((!moving->by && !moving->rode) || is_aside(engine, set))
         return;
-    int carrier = moving->rode ? steps->carriers - 1 : moving->by->carrier;
+    int carrier = moving->rode && hvd_set_spans_hosts(set) ? steps->carriers - 1 : moving->by->carrier;
     int64_t bytes = (int64_t)hvd_work_bytes(&moving->work);
     _Atomic int64_t *of = steps->of[carrier];
     add(&of[HVD_PLANE_NUMBER_bytes], bytes);
     add(&of[HVD_PLANE_NUMBER_messages], 1);
-    if (!moving->rode && !moving->work.behind) {
+    if ((!moving->rode || !hvd_set_spans_hosts(set)) && !moving->work.behind) {
         add(&of[HVD_PLANE_NUMBER_busy_ns], (int64_t)(now_ns - moving->begun_ns));
         add(&of[HVD_PLANE_NUMBER_timed_bytes], bytes);
     }

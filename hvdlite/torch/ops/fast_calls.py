@@ -4,13 +4,14 @@ csrc/python/fast_calls.c compares a call with those before it and submits the re
 else it calls Python's own functions. This file gives it what it needs of Python, and decides where it is used: it
 needs DLPack's table of C functions (PyTorch 2.9) and the GIL.
 
-The functions are builtins then. They keep the signatures and docstrings of Python's.
+What a user sees are functions of Python that only name their arguments, so signatures, docstrings, pickling and
+torch.compile are as ever.
 """
 
 from __future__ import annotations
 
 import ctypes
-import inspect
+import functools
 import sys
 from typing import Any
 
@@ -19,10 +20,8 @@ import torch
 from ... import _core
 from ...ops import synchronize
 from ...ops.fast_path import DirectHandle
-from ...process_sets.process_set import ProcessSet, global_process_set
+from ...process_sets.process_set import global_process_set
 from .. import storage_check
-
-_WORDS = ("average", "name", "op", "prescale_factor", "postscale_factor", "process_set")
 
 
 def _wait(flight: _core.Flight) -> None:
@@ -45,15 +44,39 @@ def _fits(tensor: torch.Tensor) -> bool:
     return not tensor.is_nested and not tensor.is_neg() and storage_check.fits(tensor, tensor.data_ptr())
 
 
-def _documented(function: Any) -> bytes:
-    """The docstring of a builtin, which begins with its signature: a default that is no literal is shown as `...`."""
-    signature = inspect.signature(function)
-    bare = [
-        each.replace(annotation=each.empty, default=... if isinstance(each.default, ProcessSet) else each.default)
-        for each in signature.parameters.values()
-    ]
-    text = str(signature.replace(parameters=bare, return_annotation=signature.empty)).replace("Ellipsis", "...")
-    return f"{function.__name__}{text}\n--\n\n{inspect.getdoc(function)}".encode()
+def _requests(ops: Any) -> Any:
+    """Finds the request that a call of a function, by its number, made before; None: Python must run it."""
+
+    def find(function: int, tensor: Any, *words: Any) -> Any:
+        average, name, op, prescale, postscale, process_set, last = words
+        key: tuple[Any, ...] = (name, average, op, op.__class__, prescale, postscale)
+        if function == 1:
+            key = (*key, last)  # its priority
+        elif last is not None:  # its timeout
+            return None
+        request = ops._again(tensor, key, process_set)
+        return None if request is None else (request, int(_core.ffi.cast("uintptr_t", request.native)))
+
+    return find
+
+
+def _in_c(ops: Any, own: tuple[Any, Any, Any], table: Any, increment_version: Any) -> Any:
+    """The functions of csrc/python/fast_calls.c, which take all arguments by position."""
+    allreduce_, allreduce_async_, _ = own
+
+    def positional(tensor: Any, *words: Any) -> Any:
+        return allreduce_(tensor, *words[:-1], timeout=words[-1])
+
+    def positional_async(tensor: Any, *words: Any) -> Any:
+        return allreduce_async_(tensor, *words[:-1], priority=words[-1])
+
+    needs = (
+        torch.Tensor, torch.nn.Parameter, positional, positional_async, synchronize, _requests(ops), _fits, _core.take,
+        _wait, _error_of, _core.in_flight, _core.abandoned, DirectHandle, ops.adapter, increment_version, table,
+    )  # fmt: skip
+    made = ctypes.PyDLL(_core.EXTENSION).hvd_py_fast_calls
+    made.restype, made.argtypes = ctypes.py_object, [ctypes.py_object]
+    return made(needs)
 
 
 def fast_calls(ops: Any) -> tuple[Any, Any, Any]:
@@ -66,32 +89,29 @@ def fast_calls(ops: Any) -> tuple[Any, Any, Any]:
         the three functions; those of Python where the version of PyTorch or Python lacks what C needs.
     """
     own = (ops.allreduce_, ops.allreduce_async_, synchronize)
-
-    def find(function: int, names: tuple[str, ...] | None, *given: Any) -> Any:
-        count = len(given) - len(names or ())
-        words = dict(zip(_WORDS, given[1:count]), **dict(zip(names or (), given[count:])))
-        if words.pop("timeout", None) is not None:
-            return None
-        process_set = words.pop("process_set", global_process_set)
-        op = words.get("op")
-        key: tuple[Any, ...] = (
-            words.get("name"), words.get("average"), op, op.__class__,
-            words.get("prescale_factor", 1.0), words.get("postscale_factor", 1.0),
-        )  # fmt: skip
-        if function == 1:
-            key = (*key, words.get("priority", 0))
-        request = ops._again(given[0], key, process_set)
-        return None if request is None else (request, int(_core.ffi.cast("uintptr_t", request.native)))
-
     table = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
     increment_version = getattr(torch._C, "_increment_version", None)
     if table is None or increment_version is None or not getattr(sys, "_is_gil_enabled", lambda: True)():
         return own
-    needs = (
-        torch.Tensor, torch.nn.Parameter, *own, find, _fits, _core.take, _wait, _error_of, _core.in_flight,
-        _core.abandoned, DirectHandle, ops.adapter, increment_version, table, tuple(map(_documented, own)),
-        "hvdlite.torch",
-    )  # fmt: skip
-    made = ctypes.PyDLL(_core.EXTENSION).hvd_py_fast_calls
-    made.restype, made.argtypes = ctypes.py_object, [ctypes.py_object]
-    return made(needs)  # type: ignore[no-any-return]
+    fast, fast_async, fast_synchronize = _in_c(ops, own, table, increment_version)
+
+    def allreduce_(
+        tensor: Any, average: Any = None, name: Any = None, op: Any = None, prescale_factor: Any = 1.0,
+        postscale_factor: Any = 1.0, process_set: Any = global_process_set, *, timeout: Any = None
+    ) -> Any:  # fmt: skip
+        return fast(tensor, average, name, op, prescale_factor, postscale_factor, process_set, timeout)
+
+    def allreduce_async_(
+        tensor: Any, average: Any = None, name: Any = None, op: Any = None, prescale_factor: Any = 1.0,
+        postscale_factor: Any = 1.0, process_set: Any = global_process_set, *, priority: Any = 0
+    ) -> Any:  # fmt: skip
+        return fast_async(tensor, average, name, op, prescale_factor, postscale_factor, process_set, priority)
+
+    def finish(handle: Any, timeout: Any = None) -> Any:
+        return fast_synchronize(handle) if timeout is None else synchronize(handle, timeout)
+
+    shown: tuple[Any, Any, Any] = (allreduce_, allreduce_async_, finish)
+    for function, mine in zip(shown, own):
+        functools.update_wrapper(function, mine)
+        function.__module__, function.__qualname__ = "hvdlite.torch", mine.__name__
+    return shown

@@ -27,7 +27,7 @@ from ..._core import ffi, lib
 from . import backward_pass as passes
 
 _TESTED = ("2.13", "2.14")
-_SPARE = 1  # blocks of each size beyond the gradients: for what is added to a gradient, or another tensor of the size
+_SPARE_BYTES = 65536  # a smaller size has one block more than gradients: for another tensor of that size
 _AUTOGRAD = (
     "_ZN5torch8autograd25get_current_graph_task_idEv",
     "_ZN5torch8autograd37get_current_graph_task_nodes_in_graphEv",
@@ -67,7 +67,7 @@ def _install() -> bool:
 
 def _serves(size: int, count: int) -> bool:
     """Whether tensors of this size are allocated in a slab, one after the other, more of them than it has blocks."""
-    for _ in range(count + _SPARE + 1):
+    for _ in range(count + 2):
         sample = torch.empty(size, dtype=torch.uint8, device="cpu")
         if not lib.hvd_grad_alloc_has(sample.data_ptr()):
             return False
@@ -118,7 +118,7 @@ class GradientAllocator:
         self._nodes = list(map(_accumulator, members))
         slab = lib.hvd_grad_alloc_give(
             ffi.new("uint64_t[]", [size for size, _ in rows]),
-            ffi.new("uint32_t[]", [count + _SPARE for _, count in rows]),
+            ffi.new("uint32_t[]", [count + (size < _SPARE_BYTES) for size, count in rows]),
             len(rows),
             ffi.new("uintptr_t[]", list(map(_address, self._nodes))),
             len(self._nodes),
