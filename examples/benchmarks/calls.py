@@ -5,8 +5,8 @@
     python examples/benchmarks/run_all.py --only calls                          # beside each other
 
 4 B and 4 KB: calls follow each other without pause and each is timed alone. From 64 KB on each rank writes its tensor
-anew before each call, as training does, and the time of writing alone is taken off, as in harness.h. `100 x 64 KB`:
-submitted without waiting, then all are waited for. What counts is the slower rank's median.
+anew before each call, as training does, and the time of writing alone is taken off, as in harness.h. `100 x 64 KB`,
+`161 x 64 B`: submitted without waiting, then all are waited for. What counts is the slower rank's median.
 """
 
 import torch
@@ -16,7 +16,7 @@ from measure import repetitions, report, size_text, slower_rank, spread, timed_u
 
 SMALL = (4, 4 << 10)
 LARGE = (64 << 10, 1 << 20, 16 << 20, 128 << 20)
-TENSORS = 100
+MANY = ((100, 64 << 10), (161, 64))
 SECONDS = {"full": 0.6, "quick": 0.25, "tiny": 0.01}
 
 
@@ -54,12 +54,12 @@ def large_calls(lib, size: int, seconds: float) -> "list[float]":
     return [timed_us(both) - written for _ in range(calls)]
 
 
-def many_calls(lib, seconds: float) -> "list[float]":
-    """Microseconds of a hundred tensors of 64 KB, from the first submission to the last result."""
-    tensors = [torch.zeros(64 << 8) for _ in range(TENSORS)]
+def many_calls(lib, count: int, size: int, seconds: float) -> "list[float]":
+    """Microseconds of so many tensors of so many bytes, from the first submission to the last result."""
+    tensors = [torch.zeros(size // 4) for _ in range(count)]
 
     def all_of_them() -> None:
-        handles = [lib.start(tensor, f"many.{i}") for i, tensor in enumerate(tensors)]
+        handles = [lib.start(tensor, f"many.{count}.{i}") for i, tensor in enumerate(tensors)]
         for handle in handles:
             lib.finish(handle)
 
@@ -79,7 +79,7 @@ def main() -> None:
     works = [(f"allreduce_ of {size_text(size)}", small_calls, (size,)) for size in SMALL]
     largest = LARGE[0] if args.patience == "tiny" else LARGE[-1]
     works += [(f"allreduce_ of {size_text(size)}", large_calls, (size,)) for size in LARGE if size <= largest]
-    works.append((f"{TENSORS} x 64 KB async", many_calls, ()))
+    works += [(f"{count} x {size_text(size)} async", many_calls, (count, size)) for count, size in MANY]
     for work, measured, size in works:
         slower = slower_rank(lib, measured(lib, *size, seconds))
         if lib.rank == 0:
