@@ -1,5 +1,5 @@
-/* fast_calls.c - how do hvd.allreduce_, hvd.allreduce_async_ and hvd.synchronize reach the core without a line of
- * Python?
+/* fast_calls.c - how do hvd.allreduce_, hvd.allreduce_async_ and hvd.synchronize reach the core without Python's
+ * checks?
  *
  * A collective of a few bytes takes the core half a microsecond. The checks of its arguments in Python take six: a
  * dozen attributes of the tensor, a tuple of the arguments and a dictionary. A training loop repeats its calls, so

@@ -115,9 +115,12 @@ static bool rode(struct hvd_engine *engine, struct hvd_set *set)
     if (code != HVD_OK)
         hvd_engine_abort(engine, engine->options.rank, code,
                          "a tensor came twice with the votes of other ranks; please report this" HVD_ENDS(901));
-    for (int i = set->planes_count - 1; i >= 0 && !hvd_set_spans_hosts(set); i--)
-        if (!set->planes[i].plane->device) /* the first: it would have done it, in the same memory */
-            moving->by = &set->planes[i];
+    if (!hvd_set_spans_hosts(set)) { /* for counters: the plane that would have done it, in the same memory */
+        int first = 0;
+        while (first < set->planes_count - 1 && set->planes[first].plane->device)
+            first++;
+        moving->by = &set->planes[first];
+    }
     hvd_count(engine, HVD_COUNT_rides, 1);
     hvd_steps_begun(engine, set);
     return true;
