@@ -145,30 +145,34 @@ static int unknown(char *text, size_t text_bytes)
     return HVD_EHANDLE;
 }
 
-/* A waiter has what it came for. */
-static int told(struct hvd_engine *engine, const struct awaited *awaited, char *text, size_t text_bytes)
+/* A waiter has what it came for. now_ns: as hvd_flight_watch has it. */
+static int told(struct hvd_engine *engine, const struct awaited *awaited, uint64_t now_ns, char *text,
+                size_t text_bytes)
 {
     struct hvd_slot *slot = awaited->slot;
     if (atomic_load_explicit(&slot->word, memory_order_acquire) != awaited->busy - HVD_SLOT_BUSY + HVD_SLOT_DONE)
         return unknown(text, text_bytes);
-    hvd_flight_watch(engine, slot, false);
+    hvd_flight_watch(engine, slot, false, now_ns);
     if (slot->code != HVD_OK)
         hvd_text_copy(text, text_bytes, slot->text ? slot->text : "failed" HVD_ENDS(951));
     return slot->code;
 }
 
-static int wait_for(struct hvd_engine *engine, int64_t handle, int64_t wait_ns, char *text, size_t text_bytes)
+/* *since_ns: when the wait began; 0: now, and it is set if the clock was read. */
+static int wait_for(struct hvd_engine *engine, int64_t handle, uint64_t *since_ns, int64_t wait_ns, char *text,
+                    size_t text_bytes)
 {
     struct hvd_slot *slot = hvd_handles_find(&engine->handles, handle);
     if (!slot)
         return unknown(text, text_bytes);
     struct awaited awaited = {slot, (uint32_t)(handle >> 16) << 2 | HVD_SLOT_BUSY};
     if (over(&awaited)) /* and nobody needs the time */
-        return told(engine, &awaited, text, text_bytes);
-    uint64_t since_ns = hvd_now_ns(), now_ns = since_ns, until_ns = since_ns + (uint64_t)(wait_ns > 0 ? wait_ns : 0);
+        return told(engine, &awaited, 0, text, text_bytes);
+    *since_ns = *since_ns ? *since_ns : hvd_now_ns();
+    uint64_t now_ns = *since_ns, until_ns = *since_ns + (uint64_t)(wait_ns > 0 ? wait_ns : 0);
     bool patient = true;
     atomic_fetch_add(&engine->waiters, 1);
-    hvd_flight_watch(engine, slot, true);
+    hvd_flight_watch(engine, slot, true, now_ns);
     while (!over(&awaited)) {
         if (!hvd_engine_take_part(engine, over, &awaited, until_ns, &patient))
             wait_asleep(engine, &awaited, engine->alone ? hvd_now_ns() + NAP_ALONE_NS : until_ns);
@@ -177,14 +181,15 @@ static int wait_for(struct hvd_engine *engine, int64_t handle, int64_t wait_ns, 
             break;
     }
     atomic_fetch_sub(&engine->waiters, 1);
-    if (now_ns != since_ns && slot->request.kind != HVD_JOIN)
-        hvd_count(engine, HVD_COUNT_exposed_ns, (int64_t)(now_ns - since_ns));
-    return over(&awaited) ? told(engine, &awaited, text, text_bytes) : HVD_AGAIN;
+    if (now_ns != *since_ns && slot->request.kind != HVD_JOIN)
+        hvd_count(engine, HVD_COUNT_exposed_ns, (int64_t)(now_ns - *since_ns));
+    return over(&awaited) ? told(engine, &awaited, now_ns, text, text_bytes) : HVD_AGAIN;
 }
 
 int hvd_engine_wait(struct hvd_engine *engine, int64_t handle, int timeout_ms, char *text, size_t text_bytes)
 {
-    return wait_for(engine, handle, (int64_t)timeout_ms * 1000000, text, text_bytes);
+    uint64_t since_ns = 0;
+    return wait_for(engine, handle, &since_ns, (int64_t)timeout_ms * 1000000, text, text_bytes);
 }
 
 int hvd_engine_behind(struct hvd_engine *engine, int64_t handle, void *stream, struct hvd_error *error)
@@ -241,20 +246,28 @@ int hvd_engine_reached(struct hvd_engine *engine, const struct hvd_slot *slot, u
     return code;
 }
 
-int hvd_engine_finish(struct hvd_engine *engine, int64_t handle, int64_t wait_ns, char *text, size_t text_bytes)
+/* since_ns: when the wait began, 0: now. */
+static int finish(struct hvd_engine *engine, int64_t handle, uint64_t since_ns, int64_t wait_ns, char *text,
+                  size_t text_bytes)
 {
-    uint64_t until_ns = hvd_now_ns() + (uint64_t)(wait_ns > 0 ? wait_ns : 0);
-    int code = wait_for(engine, handle, wait_ns, text, text_bytes);
+    int code = wait_for(engine, handle, &since_ns, wait_ns, text, text_bytes);
     struct hvd_slot *slot = hvd_handles_find(&engine->handles, handle);
     if (!slot && code == HVD_OK) { /* two threads waited for it, and the other one has forgotten it */
         hvd_text_copy(text, text_bytes, "this handle was synchronized by another thread meanwhile" HVD_ENDS(218));
         return HVD_EHANDLE;
     }
-    if (code == HVD_OK) /* nobody will ask for its mark */
+    if (code == HVD_OK && slot->behind) { /* nobody will ask for its mark */
+        uint64_t until_ns = (since_ns ? since_ns : hvd_now_ns()) + (uint64_t)(wait_ns > 0 ? wait_ns : 0);
         code = hvd_engine_reached(engine, slot, until_ns, text, text_bytes);
+    }
     if (code != HVD_AGAIN)
         hvd_handles_forget(&engine->handles, handle);
     return code;
+}
+
+int hvd_engine_finish(struct hvd_engine *engine, int64_t handle, int64_t wait_ns, char *text, size_t text_bytes)
+{
+    return finish(engine, handle, 0, wait_ns, text, text_bytes);
 }
 
 int64_t hvd_engine_run(struct hvd_engine *engine, const struct hvd_request *request, int64_t wait_ns, char *text,
@@ -273,7 +286,9 @@ int64_t hvd_engine_run(struct hvd_engine *engine, const struct hvd_request *requ
         hvd_text_copy(text, text_bytes, error.text);
     if (handle < 0 || wait_ns <= 0)
         return handle;
-    int code = hvd_engine_finish(engine, handle, wait_ns, text, text_bytes);
+    const struct hvd_slot *slot = hvd_handles_find(&engine->handles, handle);
+    uint64_t since_ns = slot ? atomic_load_explicit(&slot->submitted_ns, memory_order_relaxed) : 0;
+    int code = finish(engine, handle, since_ns, wait_ns, text, text_bytes);
     return code == HVD_AGAIN ? handle : code;
 }
 

@@ -308,12 +308,12 @@ const char *hvd_engine_kind(int kind);
 const char *hvd_engine_carrier(int by);
 
 /* events.c: what the ring is told, and its records. A request of this engine is under way; it is watched by a waiting
- * thread, or no more; the set's bucket begins; its plan was taken (before it is on the agenda). end: the request is
- * finished otherwise than in a bucket. */
+ * thread, or no more (now_ns 0: the clock is read); the set's bucket begins; its plan was taken (before it is on the
+ * agenda). end: the request is finished otherwise than in a bucket. */
 int hvd_flight_open(struct hvd_engine *engine, struct hvd_error *error);
 void hvd_flight_close(struct hvd_engine *engine);
 void hvd_flight_submit(struct hvd_engine *engine, struct hvd_slot *slot, int64_t bytes);
-void hvd_flight_watch(struct hvd_engine *engine, struct hvd_slot *slot, bool begins);
+void hvd_flight_watch(struct hvd_engine *engine, struct hvd_slot *slot, bool begins, uint64_t now_ns);
 void hvd_flight_start(struct hvd_engine *engine, struct hvd_set *set);
 void hvd_flight_round(struct hvd_engine *engine, struct hvd_set *set, uint32_t aside, uint64_t now_ns);
 void hvd_flight_end(struct hvd_engine *engine, uint32_t index, int code, const char *text);

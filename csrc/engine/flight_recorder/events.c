@@ -98,13 +98,13 @@ static uint64_t value_of(const struct hvd_slot *slot, uint64_t rest)
     return hvd_trace_value(slot->request.kind, slot->request.process_set, rest);
 }
 
-void hvd_flight_watch(struct hvd_engine *engine, struct hvd_slot *slot, bool begins)
+void hvd_flight_watch(struct hvd_engine *engine, struct hvd_slot *slot, bool begins, uint64_t now_ns)
 {
     if (atomic_load_explicit(&slot->watched, memory_order_relaxed) == begins ||
         atomic_exchange(&slot->watched, begins) == begins || slot->request.kind < 0 || hvd_steps_aside(slot))
         return; /* a wait is one, though Python looks up every 50 ms */
-    hvd_trace_add(&engine->trace, begins ? HVD_TRACE_wait : HVD_TRACE_waited, atomic_load(&slot->tensor),
-                  value_of(slot, 0));
+    hvd_trace_add_at(&engine->trace, now_ns ? now_ns : hvd_now_ns(), begins ? HVD_TRACE_wait : HVD_TRACE_waited,
+                     atomic_load(&slot->tensor), value_of(slot, 0));
 }
 
 void hvd_flight_round(struct hvd_engine *engine, struct hvd_set *set, uint32_t aside, uint64_t now_ns)
