@@ -141,9 +141,11 @@ static bool run(const struct hvd_py_call *call, PyObject *tensor, const struct h
     }
     if (!storage)
         storage = hvd_py_storage(tensor);
-    if (storage && PyObject_SetAttr(flight.object, hvd_py_word[HVD_PY_KEEP], storage) == 0 &&
-        PyObject_SetAttr(flight.object, hvd_py_word[HVD_PY_REQUEST], call->request) == 0)
+    if (storage) {
+        hvd_py_slot_set(flight.object, HVD_PY_KEEP, storage);
+        hvd_py_slot_set(flight.object, HVD_PY_REQUEST, call->request);
         done = PyObject_VectorcallDict(hvd_py.wait, &flight.object, 1, NULL); /* has the flight from now on */
+    }
     Py_XDECREF(storage);
     Py_XDECREF(done);
     Py_DECREF(flight.object);
@@ -187,12 +189,13 @@ static PyObject *allreduce_(PyObject *self, PyObject *const *args, Py_ssize_t na
 static PyObject *handle_of(PyObject *flight, PyObject *tensor)
 {
     PyObject *handle = PyType_GenericAlloc((PyTypeObject *)hvd_py.handle, 0);
-    if (handle && (PyObject_SetAttr(handle, hvd_py_word[HVD_PY_FLIGHT], flight) ||
-                   PyObject_SetAttr(handle, hvd_py_word[HVD_PY_ERROR], Py_None) ||
-                   PyObject_SetAttr(handle, hvd_py_word[HVD_PY_ADAPTER], hvd_py.adapter) ||
-                   PyObject_SetAttr(handle, hvd_py_word[HVD_PY_IN_PLACE], Py_True) ||
-                   PyObject_SetAttr(handle, hvd_py_word[HVD_PY_RESULT], tensor)))
-        Py_CLEAR(handle);
+    if (handle) {
+        hvd_py_slot_set(handle, HVD_PY_FLIGHT, flight);
+        hvd_py_slot_set(handle, HVD_PY_ERROR, Py_None);
+        hvd_py_slot_set(handle, HVD_PY_ADAPTER, hvd_py.adapter);
+        hvd_py_slot_set(handle, HVD_PY_IN_PLACE, Py_True);
+        hvd_py_slot_set(handle, HVD_PY_RESULT, tensor);
+    }
     return handle;
 }
 
@@ -205,9 +208,9 @@ static PyObject *submit(const struct hvd_py_call *call, PyObject *tensor, void *
         Py_XDECREF(storage);
         return NULL;
     }
-    if (PyObject_SetAttr(flight.object, hvd_py_word[HVD_PY_KEEP], storage) == 0 &&
-        PyObject_SetAttr(flight.object, hvd_py_word[HVD_PY_REQUEST], call->request) == 0 &&
-        (!call->name || PyDict_SetItem(hvd_py.in_flight, call->name, flight.object) == 0))
+    hvd_py_slot_set(flight.object, HVD_PY_KEEP, storage);
+    hvd_py_slot_set(flight.object, HVD_PY_REQUEST, call->request);
+    if (!call->name || PyDict_SetItem(hvd_py.in_flight, call->name, flight.object) == 0)
         handle = handle_of(flight.object, tensor);
     Py_DECREF(storage);
     Py_DECREF(flight.object);
@@ -250,39 +253,33 @@ static bool finish(PyObject *handle, struct hvd_py_flight flight)
         PyObject *type, *error, *trace;
         PyErr_Fetch(&type, &error, &trace);
         if (error)
-            PyObject_SetAttr(handle, hvd_py_word[HVD_PY_ERROR], error);
+            hvd_py_slot_set(handle, HVD_PY_ERROR, error);
         Py_XDECREF(type);
         Py_XDECREF(error);
         Py_XDECREF(trace);
     } else {
-        PyObject *tensor = PyObject_GetAttr(handle, hvd_py_word[HVD_PY_RESULT]);
-        if (tensor)
-            written(tensor);
-        Py_XDECREF(tensor);
+        written(hvd_py_slot(handle, HVD_PY_RESULT));
     }
-    return PyObject_SetAttr(handle, hvd_py_word[HVD_PY_FLIGHT], Py_None) == 0 && hvd_py_flight_complete(flight) &&
-           code == HVD_OK;
+    hvd_py_slot_set(handle, HVD_PY_FLIGHT, Py_None);
+    return hvd_py_flight_complete(flight) && code == HVD_OK;
 }
 
 /* Whether a DirectHandle's collective has ended well, and the handle has its result. Never an exception. */
 static bool finished(PyObject *handle)
 {
-    struct hvd_py_flight flight = {PyObject_GetAttr(handle, hvd_py_word[HVD_PY_FLIGHT]), NULL};
+    struct hvd_py_flight flight = {hvd_py_slot(handle, HVD_PY_FLIGHT), NULL};
     bool well = false;
     if (flight.object && flight.object != Py_None) {
-        PyObject *address = PyObject_GetAttr(flight.object, hvd_py_word[HVD_PY_ADDRESS]);
-        PyObject *turn = address ? PyObject_GetAttr(flight.object, hvd_py_word[HVD_PY_TURN]) : NULL;
-        flight.owner = address ? PyLong_AsVoidPtr(address) : NULL;
-        PyObject *take[] = {turn, Py_False};
-        if (turn && is_true(PyObject_VectorcallMethod(hvd_py_word[HVD_PY_ACQUIRE], take, 2, NULL))) {
+        Py_INCREF(flight.object);
+        flight.owner = PyLong_AsVoidPtr(hvd_py_slot(flight.object, HVD_PY_ADDRESS));
+        PyObject *take[] = {hvd_py_slot(flight.object, HVD_PY_TURN), Py_False};
+        if (is_true(PyObject_VectorcallMethod(hvd_py_word[HVD_PY_ACQUIRE], take, 2, NULL))) {
             well = finish(handle, flight);
             PyErr_Clear();
             Py_XDECREF(PyObject_VectorcallMethod(hvd_py_word[HVD_PY_RELEASE], take, 1, NULL));
         }
-        Py_XDECREF(turn);
-        Py_XDECREF(address);
+        Py_DECREF(flight.object);
     }
-    Py_XDECREF(flight.object);
     PyErr_Clear();
     return well;
 }
@@ -291,8 +288,11 @@ static PyObject *synchronize(PyObject *self, PyObject *const *args, Py_ssize_t n
 {
     (void)self;
     struct hvd_py_args given = {args, nargs - 1, HVD_PY_SYNCHRONIZE};
-    if (nargs == 1 && (PyObject *)Py_TYPE(args[0]) == hvd_py.handle && finished(args[0]))
-        return PyObject_GetAttr(args[0], hvd_py_word[HVD_PY_RESULT]);
+    if (nargs == 1 && (PyObject *)Py_TYPE(args[0]) == hvd_py.handle && finished(args[0])) {
+        PyObject *result = hvd_py_slot(args[0], HVD_PY_RESULT);
+        Py_INCREF(result);
+        return result;
+    }
     return run_python(&given);
 }
 
@@ -312,7 +312,7 @@ __attribute__((visibility("default"))) PyObject *hvd_py_fast_calls(PyObject *nee
         if (!(into[i] = PyTuple_GetItem(needs, i)))
             return NULL;
     PyObject *capsule = PyTuple_GetItem(needs, count), *made = PyTuple_New(HVD_PY_FUNCTIONS);
-    if (!capsule || !made || !hvd_py_words_load() || !hvd_py_tensor_load(capsule))
+    if (!capsule || !made || !hvd_py_words_load() || !hvd_py_slots_load() || !hvd_py_tensor_load(capsule))
         return NULL;
     for (int i = 0; i < HVD_PY_FUNCTIONS; i++) {
         PyObject *function = PyCFunction_NewEx(&methods[i], NULL, NULL);

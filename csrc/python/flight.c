@@ -11,9 +11,7 @@ enum { IDLE_MAX = 256 };
 struct hvd_py_needs hvd_py;
 PyObject *hvd_py_word[HVD_PY_WORDS];
 
-static const char *const text_of[HVD_PY_WORDS] = {"_flight", "_adapter", "_in_place", "_error",         "_result",
-                                                  "request", "keep",     "free",      "turn",           "address",
-                                                  "acquire", "release",  "name",      "untyped_storage"};
+static const char *const text_of[HVD_PY_WORDS] = {"acquire", "release", "name", "untyped_storage"};
 static struct hvd_py_flight idle[IDLE_MAX];
 static int idle_count;
 
@@ -32,12 +30,8 @@ bool hvd_py_flight_take(struct hvd_py_flight *flight)
         return true;
     }
     flight->object = PyObject_VectorcallDict(hvd_py.take, NULL, 0, NULL);
-    PyObject *address = flight->object ? PyObject_GetAttr(flight->object, hvd_py_word[HVD_PY_ADDRESS]) : NULL;
-    flight->owner = address ? PyLong_AsVoidPtr(address) : NULL;
-    Py_XDECREF(address);
-    if (!flight->owner)
-        Py_CLEAR(flight->object);
-    return flight->owner != NULL;
+    flight->owner = flight->object ? PyLong_AsVoidPtr(hvd_py_slot(flight->object, HVD_PY_ADDRESS)) : NULL;
+    return flight->object != NULL;
 }
 
 void hvd_py_flight_give(struct hvd_py_flight flight)
@@ -56,17 +50,16 @@ PyObject *hvd_py_storage(PyObject *tensor)
 
 bool hvd_py_flight_complete(struct hvd_py_flight flight)
 {
-    PyObject *request = PyObject_GetAttr(flight.object, hvd_py_word[HVD_PY_REQUEST]);
+    PyObject *request = hvd_py_slot(flight.object, HVD_PY_REQUEST);
     PyObject *name = request ? PyObject_GetAttr(request, hvd_py_word[HVD_PY_NAME]) : NULL;
     bool well = name != NULL;
     if (well && name != Py_None && PyDict_GetItemWithError(hvd_py.in_flight, name) == flight.object)
         well = PyDict_DelItem(hvd_py.in_flight, name) == 0;
     Py_XDECREF(name);
-    Py_XDECREF(request);
-    well = well && PyObject_SetAttr(flight.object, hvd_py_word[HVD_PY_REQUEST], Py_None) == 0 &&
-           PyObject_SetAttr(flight.object, hvd_py_word[HVD_PY_KEEP], Py_None) == 0 &&
-           PyObject_SetAttr(flight.object, hvd_py_word[HVD_PY_FREE], Py_False) == 0;
     if (well) {
+        hvd_py_slot_set(flight.object, HVD_PY_REQUEST, Py_None);
+        hvd_py_slot_set(flight.object, HVD_PY_KEEP, Py_None);
+        hvd_py_slot_set(flight.object, HVD_PY_FREE, Py_False);
         Py_INCREF(flight.object);
         hvd_py_flight_give(flight);
     }

@@ -4,7 +4,8 @@
  * PyObject_VectorcallDict entered that ABI later. Each CPython since 3.9 exports them with these signatures.
  *
  * The folder implements hvd.allreduce_, hvd.allreduce_async_ and hvd.synchronize of PyTorch tensors for calls that come
- * again (fast_calls.c). plain_tensor.c reads a tensor, known_calls.c remembers calls, flight.c holds memory.
+ * again (fast_calls.c). plain_tensor.c reads a tensor, known_calls.c remembers calls, flight.c holds memory, slots.c
+ * has the attributes of handles.
  */
 #ifndef HVD_PYTHON_H
 #define HVD_PYTHON_H
@@ -70,29 +71,34 @@ struct hvd_py_needs {
     PyObject *fits;                   /* whether a tensor's storage has all its elements, and no negative bit */
     PyObject *take, *wait, *error_of; /* a Flight; waits for one and raises why it failed; (code, text): an exception */
     PyObject *in_flight, *abandoned;
-    PyObject *handle, *adapter; /* DirectHandle; its adapter */
+    PyObject *handle, *adapter; /* DirectHandle, and then slots.c's subclass; its adapter */
+    PyObject *flight, *abandon; /* the class Flight; takes one that no handle waits for */
     PyObject *increment_version;
 };
 extern struct hvd_py_needs hvd_py;
 
-/* Interned names of attributes and methods. */
+/* slots.c: attributes of a DirectHandle, then of a Flight. slot: borrowed; NULL: it has no value. load: false: an
+ * exception. */
 enum {
     HVD_PY_FLIGHT,
     HVD_PY_ADAPTER,
     HVD_PY_IN_PLACE,
     HVD_PY_ERROR,
     HVD_PY_RESULT,
-    HVD_PY_REQUEST,
+    HVD_PY_OF_FLIGHT,
+    HVD_PY_REQUEST = HVD_PY_OF_FLIGHT,
     HVD_PY_KEEP,
     HVD_PY_FREE,
     HVD_PY_TURN,
     HVD_PY_ADDRESS,
-    HVD_PY_ACQUIRE,
-    HVD_PY_RELEASE,
-    HVD_PY_NAME,
-    HVD_PY_UNTYPED_STORAGE,
-    HVD_PY_WORDS
+    HVD_PY_SLOTS
 };
+bool hvd_py_slots_load(void);
+PyObject *hvd_py_slot(PyObject *object, int slot);
+void hvd_py_slot_set(PyObject *object, int slot, PyObject *value);
+
+/* Interned names of attributes and methods. */
+enum { HVD_PY_ACQUIRE, HVD_PY_RELEASE, HVD_PY_NAME, HVD_PY_UNTYPED_STORAGE, HVD_PY_WORDS };
 extern PyObject *hvd_py_word[HVD_PY_WORDS];
 
 /* flight.c. take: false: an exception. give: it holds nothing. complete: as Flight.complete, when its collective is

@@ -126,6 +126,32 @@ def test_what_is_refused_is_refused_by_python():
 
 
 @as_ranks(2)
+def test_a_dropped_handle_keeps_its_memory_until_it_is_over():
+    import hvdlite.torch as hvd
+    from hvdlite import _core
+    from hvdlite.ops.fast_path import DirectHandle
+
+    tensor = torch.ones(1000)
+    for _ in range(3):
+        handle = hvd.allreduce_async_(tensor, name="dropped")
+        hvd.synchronize(handle)
+    assert type(handle) is not DirectHandle and isinstance(handle, DirectHandle)  # it was made in C
+    if hvd.rank() == 0:
+        handle = hvd.allreduce_async_(tensor, name="dropped")
+        assert not _core.abandoned
+        del handle, tensor
+        (flight,) = _core.abandoned
+        assert flight.free and flight.keep.nbytes() == 4000
+        del flight
+    hvd.barrier()
+    if hvd.rank() == 1:
+        hvd.synchronize(hvd.allreduce_async_(tensor, name="dropped"))
+    hvd.barrier()
+    hvd.allreduce(torch.ones(1), name="next")
+    assert not _core.abandoned and not _core.in_flight
+
+
+@as_ranks(2)
 def test_a_mismatch_is_told_by_both_forms_and_told_again():
     import hvdlite.torch as hvd
 

@@ -72,7 +72,8 @@ def _in_c(ops: Any, own: tuple[Any, Any, Any], table: Any, increment_version: An
 
     needs = (
         torch.Tensor, torch.nn.Parameter, positional, positional_async, synchronize, _requests(ops), _fits, _core.take,
-        _wait, _error_of, _core.in_flight, _core.abandoned, DirectHandle, ops.adapter, increment_version, table,
+        _wait, _error_of, _core.in_flight, _core.abandoned, DirectHandle, ops.adapter, _core.Flight, _core.abandon,
+        increment_version, table,
     )  # fmt: skip
     made = ctypes.PyDLL(_core.EXTENSION).hvd_py_fast_calls
     made.restype, made.argtypes = ctypes.py_object, [ctypes.py_object]
@@ -93,7 +94,10 @@ def fast_calls(ops: Any) -> tuple[Any, Any, Any]:
     increment_version = getattr(torch._C, "_increment_version", None)
     if table is None or increment_version is None or not getattr(sys, "_is_gil_enabled", lambda: True)():
         return own
-    fast, fast_async, fast_synchronize = _in_c(ops, own, table, increment_version)
+    try:
+        fast, fast_async, fast_synchronize = _in_c(ops, own, table, increment_version)
+    except ImportError:  # this Python or PyTorch is made otherwise
+        return own
 
     def allreduce_(
         tensor: Any, average: Any = None, name: Any = None, op: Any = None, prescale_factor: Any = 1.0,
