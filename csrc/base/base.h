@@ -66,5 +66,6 @@ uint64_t hvd_now_ns(void);
 bool hvd_random(void *bytes, size_t count);
 /* CPUs this process may use: affinity and cgroup quota, at least 1. */
 int hvd_cpus_usable(void);
+void hvd_move_to_cpu(int cpu); /* the calling thread runs there alone from now on, if it may */
 
 #endif

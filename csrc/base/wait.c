@@ -25,6 +25,14 @@ uint64_t hvd_now_ns(void)
     return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
 }
 
+void hvd_move_to_cpu(int cpu)
+{
+    cpu_set_t one;
+    CPU_ZERO(&one);
+    CPU_SET((size_t)cpu, &one); /* one beyond the set is left out, and then nothing is changed */
+    sched_setaffinity(0, sizeof one, &one);
+}
+
 bool hvd_random(void *bytes, size_t count)
 {
     return syscall(SYS_getrandom, bytes, count, 0) == (long)count; /* the libc of manylinux2014 has no wrapper */

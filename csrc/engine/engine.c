@@ -42,6 +42,8 @@ int64_t hvd_engine_push(struct hvd_engine *engine, const struct hvd_request *req
     hvd_handles_push(&engine->handles, slot);
     if (!engine->alone) {
         bool soon = request->quiet == HVD_SOON || request->quiet == HVD_ASIDE;
+        if (engine->cpu_each && request->quiet != HVD_QUIET)
+            hvd_turn_note_cpu(engine);
         if (request->quiet == HVD_NOW || (soon && bytes_of(request) >= LARGE_BYTES))
             hvd_turn_kick(engine);
         else if (soon)

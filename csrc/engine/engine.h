@@ -133,24 +133,23 @@ struct hvd_set_record {
 
 struct hvd_engine {
     /* Set at open, then read by all. */
-    struct hvd_options options; /* its pointers are lent during open only */
-    struct hvd_who *who;        /* by rank */
-    int hosts;
+    struct hvd_options options;     /* its pointers are lent during open only */
+    struct hvd_who *who;            /* by rank */
+    int hosts, cpus;                /* cpus: that this process may use */
     const struct hvd_plane *wanted; /* the plane that was asked for; NULL: the best */
     const char *algo;
-    struct hvd_cost link_cost;  /* of a message between hosts, agreed; both 0: not known */
-    _Atomic uint8_t *wire_byte; /* by descriptor, see stream_watch.c; NULL: no streams */
-    bool in_process, alone;     /* alone: world of 1, no thread, no host segment */
-    bool spins, busy_cpus;      /* ranks fit the CPUs: a waiter may spin; by the turn: the CPUs have other work */
+    struct hvd_cost link_cost;       /* of a message between hosts, agreed; both 0: not known */
+    _Atomic uint8_t *wire_byte;      /* by descriptor, see stream_watch.c; NULL: no streams */
+    bool in_process, alone;          /* alone: world of 1, no thread, no host segment */
+    bool spins, cpu_each, busy_cpus; /* ranks fit the CPUs; as many CPUs as ranks; by the turn: they have other work */
     uint64_t spin_ns, busy_until_ns, busy_ns, breath_ns; /* see progress.c */
     struct hvd_set *global;
     struct hvd_space space;
     bool bound; /* a plane is bound to the engine thread: waiters never take the turn */
     struct hvd_host host;
     pthread_t thread;
-    bool thread_runs;
-    bool patience;         /* the engine thread's: it has let a submission wait for a tick */
-    int epoll, bell, call; /* eventfds: bell, which others ring; call, which only the engine thread hears */
+    bool thread_runs, patience; /* patience: the engine thread's: it has let a submission wait for a tick */
+    int epoll, bell, call;      /* eventfds: bell, which others ring; call, which only the engine thread hears */
 
     /* Crosses between threads. */
     struct hvd_handles handles;
@@ -174,14 +173,13 @@ struct hvd_engine {
     _Atomic uint32_t turn;         /* 0 free, 1 held */
     _Atomic uint32_t asleep_alone; /* stands in for the seat's word in a world of 1 */
     _Atomic uint32_t dozing;       /* not 0: the engine thread is to look by itself every millisecond, see progress.c */
-    _Atomic bool
-        bell_masked; /* the engine thread does not hear its bell, see stream_watch.c; written under bell_lock */
-    _Atomic uint32_t listening; /* 1: the holder of the turn sleeps, and its bell wakes it; see stream_watch.c */
-    _Atomic bool tick_due;      /* the engine thread needs the turn for silence.c, and found it taken */
-    _Atomic uint32_t waiters;   /* threads inside hvd_engine_wait */
-    _Atomic uint32_t takers;    /* of these, that are about to take the turn from the engine thread */
-    _Atomic uint32_t stop;      /* the engine thread shall end */
-    _Atomic uint32_t stopped;   /* the turn is never given back */
+    _Atomic bool bell_masked;      /* the engine thread does not hear its bell; written under bell_lock */
+    _Atomic uint32_t listening;    /* 1: the holder of the turn sleeps, and its bell wakes it; see stream_watch.c */
+    _Atomic bool tick_due;         /* the engine thread needs the turn for silence.c, and found it taken */
+    _Atomic uint32_t waiters;      /* threads inside hvd_engine_wait */
+    _Atomic uint32_t takers;       /* of these, that are about to take the turn from the engine thread */
+    _Atomic uint32_t stop;         /* the engine thread shall end */
+    _Atomic uint32_t stopped;      /* the turn is never given back */
     _Atomic uint32_t leave_wanted;
     _Atomic uint32_t left;        /* 1 + rank that has left the global set, agreed; own leave included */
     _Atomic uint32_t leaver;      /* 1 + rank that was the first to leave any set, agreed; not this one */
@@ -332,6 +330,8 @@ void hvd_rotate_in(int in, const char *name, uint64_t job, uint64_t epoch);
 int hvd_engine_keep(struct hvd_engine *engine, const char *path, uint64_t *job, uint64_t *epoch); /* as hvd_rotate */
 
 /* progress.c */
+void hvd_turn_note_cpu(const struct hvd_engine *engine);  /* of a thread that submits or waits */
+void hvd_turn_go_to_cpu(const struct hvd_engine *engine); /* by the engine thread, before it works */
 bool hvd_turn_once(struct hvd_engine *engine); /* by the holder: one pass over everything; true: something moved */
 bool hvd_turn_take(struct hvd_engine *engine); /* try */
 /* By a waiter: try a little, unless done(self); the engine thread gives way. */

@@ -377,6 +377,11 @@ WRAP(int, sched_getcpu, (void))
     return (int)(virtual_random() % (uint64_t)virtual_plan.cpus);
 }
 
+WRAP(void, hvd_move_to_cpu, (int cpu))
+{
+    (void)cpu;
+}
+
 WRAP(int, hvd_cpus_usable, (void))
 {
     return virtual_plan.cpus;

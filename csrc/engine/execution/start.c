@@ -99,7 +99,7 @@ struct hvd_plane_arg hvd_set_plane_arg(struct hvd_engine *engine, struct hvd_set
                                   .local_rank = engine->options.local_rank,
                                   .one_host = set->locals == set->size,
                                   .host_of = engine->hosts > 1 ? set->host_of : NULL,
-                                  .cpus = hvd_cpus_usable(),
+                                  .cpus = engine->cpus,
                                   .bells = set->alone ? NULL : &set->bells,
                                   .link = set->wires ? set->wires->link : NULL,
                                   .comm = (void *)engine->comm,

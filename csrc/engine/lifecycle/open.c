@@ -229,7 +229,9 @@ static void decide_spinning(struct hvd_engine *engine)
     int locals = 0;
     for (int rank = 0; rank < engine->options.size; rank++)
         locals += engine->who[rank].host == engine->who[engine->options.rank].host;
-    bool fits = locals <= hvd_cpus_usable();
+    engine->cpus = hvd_cpus_usable();
+    bool fits = locals <= engine->cpus;
+    engine->cpu_each = locals == engine->cpus && !engine->alone;
     engine->spins = engine->options.spin_us < 0 ? fits : engine->options.spin_us > 0;
     engine->spin_ns = engine->options.spin_us > 0 ? (uint64_t)engine->options.spin_us * 1000u
                       : fits                      ? 500000u

@@ -83,6 +83,8 @@ static int look_around(struct hvd_engine *engine, bool tick)
                    ? HVD_DOZE_MS
                    : -1;
     }
+    if (engine->cpu_each)
+        hvd_turn_go_to_cpu(engine);
     hvd_alarm_linger(engine);
     if (atomic_load(&engine->dozing) == HVD_DOZE_HEARD) {
         while (hvd_turn_once(engine))
