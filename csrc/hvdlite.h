@@ -391,8 +391,8 @@ const char *hvd_usage_name(int i);
 int64_t hvd_usage_bytes(int i);
 
 /* cffi: end */
-
 #include "quantized.h"
+#include "rows.h"
 
 #ifdef __cplusplus
 }

@@ -22,7 +22,7 @@ import cffi
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 CSRC = ROOT / "csrc"
-HEADERS = ("hvdlite.h", "quantized.h")  # of the C API
+HEADERS = ("hvdlite.h", "quantized.h", "rows.h")  # of the C API
 
 FLAGS = ["-std=gnu11", "-O3", "-ffp-contract=off", "-fno-math-errno", "-fvisibility=hidden", "-pthread", "-UNDEBUG"]
 CALLBACK = """

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import select
 import socket
 import sys
 import threading
@@ -34,6 +33,7 @@ from . import messages
 from .pending_requests import Link, Question, Sent
 from .protocol import WINDOW
 from .server import SILENCE_MS, send
+from .socket_watch import SocketWatch
 from .staleness_wait import Limits
 
 _AGAIN_MAX = 8  # times that
@@ -52,7 +52,7 @@ class Client:
     ) -> None:
         self._zmq = curve.zmq_for("hvd.ps")
         self.rank, self.session, self.limits, self.servers = rank, session, limits, len(addresses)
-        self._context, self._watch = self._zmq.Context(), select.poll()
+        self._context, self._watch = self._zmq.Context(), SocketWatch()
         self._links: list[Link] = []
         keys = curve.Keys(secret, "ps", self._zmq)
         for number, address in enumerate(addresses):
@@ -63,17 +63,16 @@ class Client:
             if encrypted:
                 keys.connect_to(dealer, number)
             keys.connect(dealer, address)
-            self._watch.register(dealer.FD, select.POLLIN)
+            self._watch.register(dealer.FD)
             self._links.append(Link(dealer))
         self.lock = threading.RLock()
         self._came = threading.Condition(self.lock)  # something has come, or no thread watches any more
         self._watched_until = 0.0  # a thread waits for the sockets
-        self._bell, self._rung = (
-            socket.socketpair()
-        )  # wakes it: another thread has used the sockets, which takes its news
+        # Wakes it: another thread has used the sockets, which takes its news.
+        self._bell, self._rung = socket.socketpair()
         self._bell.setblocking(False)
         self._rung.setblocking(False)
-        self._watch.register(self._rung.fileno(), select.POLLIN)
+        self._watch.register(self._rung.fileno())
         self.tables: list[Any] = []
         self.folders: dict[str, str] = {}  # to which a table is being saved
         self.failed: Exception | None = None
@@ -205,10 +204,10 @@ class Client:
     def _watch_sockets(self) -> None:
         self._watched_until = time.monotonic() + 2 * _SLICE_S
         self.lock.release()
-        ready = self._watch.poll(1000 * _SLICE_S)
+        ready = self._watch.wait(1000 * _SLICE_S)
         self._hold()
         self._watched_until = 0.0
-        if any(number == self._rung.fileno() for number, _ in ready):
+        if self._rung.fileno() in ready:
             self._rung.recv(4096)
 
     def _hold(self) -> None:
@@ -316,7 +315,8 @@ class Client:
         for sent in (each for of_kind in kinds.values() for each in of_kind.values()):
             sent.question.left -= 1
             if sent.where is not None:  # a pull; the server with the copy of a push has it, or will
-                sent.question.table.pull_pieces(sent.question, np.asarray(sent.frames[1]), sent.where)
+                where = np.arange(len(sent.question.rows))[sent.where]
+                sent.question.table.pull_pieces(sent.question, np.asarray(sent.frames[1]), where)
 
     def _fail(self, text: str) -> None:
         self.fail(HvdPeerLostError(f"{text} [HVD029]"), f"needs rows that are lost: {text}")

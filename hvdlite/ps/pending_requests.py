@@ -17,13 +17,13 @@ from .._api import Handle
 from ..errors import HvdTimeoutError
 from ..system.interrupts import Deferred
 from . import messages
-from .server import receive
-
-_EVENTS, _POLLIN = 15, 1  # ZMQ_EVENTS, ZMQ_POLLIN: pyzmq's enums are slower
+from .server import has_news, receive
 
 
 class Question:
     """Something in flight: messages to servers that are not answered. `rows` is what a pull fills."""
+
+    __slots__ = ("answer", "clock", "left", "rows", "table")
 
     def __init__(self, table: Any = None, rows: Any = None, clock: int = 0) -> None:
         self.table, self.rows, self.clock = table, rows, clock
@@ -57,7 +57,9 @@ class Awaited(Handle):
 
 
 class Sent:
-    """A message that is not answered."""
+    """A message that is not answered. where: which of the question's rows a pull fills; else None."""
+
+    __slots__ = ("at", "frames", "question", "wait", "where")
 
     def __init__(self, question: Question, frames: list[Any], where: Any, wait: float) -> None:
         self.question, self.frames, self.where = question, frames, where
@@ -75,6 +77,6 @@ class Link:
         self.last_received = time.monotonic()
 
     def received(self) -> Iterator[list[Any]]:
-        """Until there is no more: the descriptor of a ZeroMQ socket is readable only once for all that has come."""
-        while not self.ended and self.socket.get(_EVENTS) & _POLLIN:
+        """Until there is no more."""
+        while not self.ended and has_news(self.socket):
             yield receive(self.socket)

@@ -1,4 +1,4 @@
-"""Placement of rows on servers. Pure NumPy; every rank and every server computes the same.
+"""Placement of rows on servers; every rank and every server computes the same.
 
 A row's number is mixed by a bijection of k bits (2**k >= rows). The upper bits of the result say in which of at most
 16,384 parts the row lies, the lower ones where in that part. So a part is dense and needs no hash table, rows whose
@@ -8,6 +8,9 @@ A part's servers are all servers in the order of hash(part, server), best first:
 Ravishankar, 1998), a form of consistent hashing. Copies lie on the first `replicas` of the list. A server that joins
 takes 1/(n+1) of the parts, evenly from the others, and nothing else moves. With order="range" rows keep their order:
 each server has one slice.
+
+NumPy defines all this. csrc/kernel/rows.c does the same in one call for ids that it accepts, which is what counts in
+small messages.
 """
 
 from __future__ import annotations
@@ -15,6 +18,8 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+
+from .._core import ffi, lib
 
 U64 = np.uint64
 PARTS_BITS = 14
@@ -69,6 +74,17 @@ class RowPlacement:
             first = np.minimum(np.arange(self.parts), used - 1) * servers // used
             lists = (first[:, None] + np.arange(servers)[None, :]) % servers
         self.owners = np.ascontiguousarray(lists[:, :replicas].astype(np.int16))
+        self.native = ffi.new("struct hvd_row_places *")
+        self.native.rows, self.native.bits, self.native.low = rows, self._bits, self._low
+        self.native.is_mixed, self.native.replicas = order == "hash", replicas
+        self._borrowed: list[Any] = []
+        self.set_arrays(owners=self.owners)
+
+    def set_arrays(self, **arrays: Any) -> None:
+        """Arrays for `native`, which must not move."""
+        for name, array in arrays.items():
+            self._borrowed.append(ffi.from_buffer(f"{array.dtype}_t[]", array))
+            setattr(self.native, name, self._borrowed[-1])
 
     def places(self, ids: Any) -> tuple[Any, Any]:
         """(part, index in it) of each row: int64 arrays."""
@@ -79,4 +95,7 @@ class RowPlacement:
         """int16 [len(ids), replicas]: the servers that hold each row, the one to read from first."""
         if self.servers == 1:
             return np.zeros((len(ids), 1), np.int16)
+        owners = np.empty((len(ids), self.owners.shape[1]), np.int16)
+        if lib.hvd_row_owners(self.native, ffi.from_buffer(ids), len(ids), ffi.from_buffer("int16_t[]", owners)):
+            return owners
         return self.owners[self.places(ids)[0]]

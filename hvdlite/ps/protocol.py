@@ -286,7 +286,8 @@ class Protocol:
             self._last[worker] += 1
             following = early.pop(self._last[worker] + 1, None)
         for table in self.tables:  # all: a pull may wait for a push of its worker to another table
-            answers += self._released(table)
+            if table.parked:
+                answers += self._released(table)
         return [*answers, (worker, [self.head(messages.DONE, worker, number=self._last[worker])])]
 
     def _apply(self, head: Head, frames: list[Any]) -> list[Answer]:

@@ -16,10 +16,11 @@ from typing import Any, NamedTuple, Protocol
 
 from ..security import curve
 from . import checkpoint, messages, protocol
+from .socket_watch import SocketWatch
 
 SILENCE_MS = 10_000  # of a connection, after which it is made anew
 _LOOK_MS = 1000  # how often it is looked whether the parent is there
-_MORE, _NOBLOCK = 2, 1  # ZMQ_SNDMORE, ZMQ_DONTWAIT: pyzmq's enums are slower
+_MORE, _NOBLOCK, _EVENTS, _POLLIN = 2, 1, 15, 1  # ZMQ_SNDMORE, ZMQ_DONTWAIT: pyzmq's enums are slower
 _AT_ONCE = 64  # messages that are taken before other news is looked at
 
 
@@ -48,10 +49,17 @@ class Source(Protocol):
 
 def send(socket: Any, frames: list[Any]) -> int:
     """The bytes of these frames. They are copied: a thread of pyzmq's would have to free what is handed over."""
-    for each in frames[:-1]:
-        socket.send(each, _MORE)
-    socket.send(frames[-1])
-    return sum(memoryview(each).nbytes for each in frames)
+    count, last = 0, len(frames) - 1
+    for number, each in enumerate(frames):
+        count += memoryview(each).nbytes
+        socket.send(each, _MORE if number < last else 0)
+    return count
+
+
+def has_news(socket: Any) -> bool:
+    """Whether a message has come. The descriptor of a ZeroMQ socket is readable only once for all that has come, and a
+    send may take that, so this precedes each wait for the descriptor."""
+    return bool(socket.get(_EVENTS) & _POLLIN)
 
 
 def receive(socket: Any) -> list[Any]:
@@ -66,19 +74,19 @@ def receive(socket: Any) -> list[Any]:
 def run(order: ServerOptions, source: Source, announce: Callable[[str], None]) -> None:
     """Serves until the source ends it. announce(address) is called once it listens."""
     zmq = curve.zmq_for("hvd.ps")
-    context, poller, parent = zmq.Context(), zmq.Poller(), os.getppid()
+    context, watch, parent = zmq.Context(), SocketWatch(), os.getppid()
     router, door = context.socket(zmq.ROUTER), None
     keys = curve.Keys(order.secret, "ps", zmq)
     if order.encrypted:
         door = curve.Door(context, keys, zmq)  # before the router binds
-        poller.register(door.socket, zmq.POLLIN)
+        watch.register(door.socket.FD)
         keys.serve(router, order.number)
     curve.bounded(router, SILENCE_MS)
     router.linger = 0
     router.router_handover = 1  # a worker that connects again has the name that it had
     proxy = keys.listen(router, order.host)
-    poller.register(router, zmq.POLLIN)
-    poller.register(source.fileno(), zmq.POLLIN)
+    watch.register(router.FD)
+    watch.register(source.fileno())
     left = functools.partial(_left, zmq, router)
     calls: dict[str, Callable[..., Any]] = {**checkpoint.CALLS, "stats": _stats, "left": left}
     state = protocol.Protocol(order.number, order.servers, order.job, calls)
@@ -88,31 +96,32 @@ def run(order: ServerOptions, source: Source, announce: Callable[[str], None]) -
             send(router, [b"%d" % worker, *frames])
 
     announce(proxy.address)
+    is_empty = False
     while os.getppid() == parent:
-        for ready, _ in poller.poll(_LOOK_MS):
-            if ready is router:
-                state.now = time.monotonic()
-                _take(zmq, router, state, answer)
-            elif door is not None and ready is door.socket:
-                door.turn()
-            elif source.ended(lambda number, text: answer(state.server_ended(number, text))):
-                parent = -1
+        ready = watch.wait(_LOOK_MS if is_empty else 0)
+        if source.fileno() in ready and source.ended(lambda number, text: answer(state.server_ended(number, text))):
+            parent = -1
+        while door is not None and has_news(door.socket):
+            door.turn()
+        state.now = time.monotonic()
+        is_empty = _take(router, state, answer)
     context.destroy(linger=0)
     proxy.close()
 
 
-def _take(zmq: Any, router: Any, state: protocol.Protocol, answer: Callable[[list[protocol.Answer]], None]) -> None:
-    """Messages that have come. Those of another job or session are counted and not answered."""
+def _take(router: Any, state: protocol.Protocol, answer: Callable[[list[protocol.Answer]], None]) -> bool:
+    """Messages that have come; whether there are no more. Those of another job or session are counted and not
+    answered."""
     for _ in range(_AT_ONCE):
-        try:
-            name, *frames = receive(router)
-        except zmq.Again:
-            return
+        if not has_news(router):
+            return True
+        name, *frames = receive(router)
         head = messages.unpack(frames[0].buffer, state.me) if frames else None
         if head is None or (name.bytes != b"%d" % head.worker and head.kind != messages.GONE):
             state.strange += 1
             continue
         answer(state.take(head, [each.buffer for each in frames[1:]]))
+    return False
 
 
 def _left(zmq: Any, router: Any, server: protocol.Protocol, table: Any, request: dict[str, Any]) -> Any:

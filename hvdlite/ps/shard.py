@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from .._core import ffi, lib
 from .optimizers import F32, Custom, Uniform, made, uniform_rows
 from .placement import RowPlacement
 
@@ -44,11 +45,10 @@ def _reserved(count: int, dtype: Any, filled: bool = False) -> Any:
     return np.frombuffer(block, dtype)[:count]
 
 
-def _assign(into: Any, slots: Any, rows: Any) -> None:
-    """into[slots] = rows, a row at a time as one item, which NumPy copies faster than its numbers."""
-    if rows.size:
-        item = np.dtype((np.void, rows.shape[1] * rows.itemsize))
-        into.view(item)[slots, 0] = rows.view(item)[:, 0]
+def _items(rows: Any) -> Any:
+    """Each row as one item, which NumPy copies faster than its numbers. None: rows have no numbers."""
+    width = rows.shape[1] * rows.itemsize
+    return rows.view(np.dtype((np.void, width)))[:, 0] if width else None
 
 
 def memory() -> tuple[int, int]:
@@ -99,10 +99,12 @@ class Shard:
         whole = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         self._room = min(len(parts) * per_part, whole // self._row_bytes + 1, (1 << 31) - 2)
         self._index = _reserved(len(parts) * per_part, np.int32)  # slot + 1; 0: not made yet
+        self.placement.set_arrays(base=self._base, index=self._index)
         self._ids = _reserved(self._room, np.int64)
         self._rows = _reserved(self._room * self.dim, F32, filled=True).reshape(-1, self.dim)
         state = _reserved(self._room * self.state_width, F32, filled=True)
         self._state = state.reshape(self._room, self.state_width)
+        self._row_items, self._state_items = _items(self._rows), _items(self._state)
         self._unlooked = _LOOK_BYTES
         self.used = 0
 
@@ -117,8 +119,10 @@ class Shard:
 
     def slots(self, ids: Any) -> Any:
         """Where these rows (all different) lie; those that are new are made."""
-        if not len(ids):
-            return np.zeros(0, np.int64)
+        slots = np.empty(len(ids), np.int64)
+        native = self.placement.native
+        if lib.hvd_row_slots(native, ffi.from_buffer(ids), len(ids), ffi.from_buffer("int64_t[]", slots)):
+            return slots
         if np.count_nonzero(ids.view(np.uint64) >= self.total):  # as such, negative ones are the largest
             raise Refused(
                 f"table {self.name!r} has rows 0 to {self.total - 1}, not {int(ids.min())} to {int(ids.max())}"
@@ -169,8 +173,9 @@ class Shard:
                 some, its = slots[begin : begin + at_once], grads[begin : begin + at_once]
                 rows, state = self._rows.take(some, axis=0), self._state.take(some, axis=0)
                 self.rule.update(rows, state, its if scale is None else its * scale)
-                _assign(self._rows, some, rows)
-                _assign(self._state, some, state)
+                self._row_items[some] = rows.view(self._row_items.dtype)[:, 0]
+                if self._state_items is not None:
+                    self._state_items[some] = state.view(self._state_items.dtype)[:, 0]
 
     def by_part(self, owned: Any, count: int) -> Iterator[tuple[Any, Any]]:
         """(ids, rows with state) of all rows whose part is `owned` (bool [parts]), by part, so many at a time."""

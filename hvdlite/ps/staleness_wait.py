@@ -35,10 +35,14 @@ class Patience:
     def __init__(self, client: Any, table: Any) -> None:
         self._client, self._table, self._since = client, table, time.monotonic()
         self._last_look, self._warned = self._since - 0.8 * _ASK_S, False  # at first soon, to know which ranks to name
+        limits = client.limits
+        self._first = self._since + min(0.2 * _ASK_S, limits.end or _ASK_S, limits.warn or _ASK_S)
 
     def look(self) -> None:
         """Called in each turn of the wait. Raises HvdTimeoutError."""
         now, limits = time.monotonic(), self._client.limits
+        if now < self._first:
+            return
         if now - self._last_look > _ASK_S:
             self._last_look = now
             self._client.ask_clock(self._table.number)

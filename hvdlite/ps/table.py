@@ -298,24 +298,24 @@ class Table:
         client = self.ready()
         with Deferred(), client.lock:
             question = Question(self, np.empty((len(ids), self.dim), F32), clock)
-            self.pull_pieces(question, ids, np.arange(len(ids)))
+            self.pull_pieces(question, ids)
             return question
 
-    def pull_pieces(self, question: Question, ids: Any, where: Any) -> None:
+    def pull_pieces(self, question: Question, ids: Any, where: Any = None) -> None:
         """Ask the servers for rows that will fill ``question.rows[where]``. The client calls it.
 
         Args:
             question (Question): the pull.
             ids (array): int64.
-            where (array): places in ``question.rows``.
+            where (array, optional): places in ``question.rows``. None: all, in order.
         """
         client = self.ready()
         owners = self._placement.owners_of(ids)
         owner = owners[:, 0]
-        if len(client.alive()) < client.servers:
+        if client.servers > 1 and len(client.alive()) < client.servers:
             owner = np.where(client.is_alive()[owner], owner, owners[:, -1])
         for server, at in by_piece(owner, messages.rows_per_piece(self.dim)):
-            client.pull(question, server, ids[at], where[at])
+            client.pull(question, server, ids[at], at if where is None else where[at])
 
     def wait(self, question: Question, seconds: float | None = None) -> None:
         """Wait until a pull or push is answered. The client calls it.
@@ -400,7 +400,7 @@ class Table:
             warn(text, RuntimeWarning)
         question, owners = Question(self), self._placement.owners_of(ids)
         for server, at in by_piece(owners, messages.rows_per_piece(self.dim)):
-            body = [ids, grads] if len(at) == len(ids) else [ids[at], grads.take(at, axis=0)]
+            body = [ids[at], grads[at] if isinstance(at, slice) else grads.take(at, axis=0)]
             client.push(question, server, self.number, self.clock, body)
         return question
 

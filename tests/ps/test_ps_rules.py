@@ -16,6 +16,7 @@ from hvdlite.ps import messages, optimizers
 from hvdlite.ps.arrays import added_up, by_piece, different, in_order
 from hvdlite.ps.placement import RowPlacement, ranked
 from hvdlite.ps.protocol import Protocol
+from hvdlite.ps.shard import Refused, Shard
 
 F32 = np.float32
 
@@ -166,10 +167,31 @@ def test_different_ids_are_those_of_numpy_and_no_gradient_is_left_out(count):
 @pytest.mark.parametrize(("servers", "copies"), [(1, 1), (2, 1), (2, 2), (5, 2)])
 def test_a_server_gets_each_row_of_which_it_has_a_copy_once(servers, copies):
     owners = RowPlacement(1000, servers, copies).owners_of(np.arange(500))
-    pieces = [(server, row) for server, at in by_piece(owners, 64) for row in at.tolist()]
+    rows, found = np.arange(500), list(by_piece(owners, 64))
+    pieces = [(server, row) for server, at in found for row in rows[at].tolist()]
     assert sorted(pieces) == sorted((server, row) for row, those in enumerate(owners.tolist()) for server in those)
-    assert max(len(at) for _, at in by_piece(owners, 64)) == 64
+    assert max(len(rows[at]) for _, at in found) == 64
     assert not list(by_piece(owners[:0], 64))
+
+
+@pytest.mark.parametrize("order", ["hash", "range"])
+@pytest.mark.parametrize("rows", [1, 2, 3, 1000, 1_000_003])
+def test_the_core_finds_the_owners_and_slots_that_numpy_finds(order, rows):
+    spec = {"name": "t", "rows": rows, "dim": 1, **optimizers.described(optimizers.Sgd(1.0)), "replicas": 2,
+            "order": order, "scale": 0.0, "seed": 0}  # fmt: skip
+    shard, ids = Shard(spec, 1, 3), np.random.default_rng(6).permutation(rows)[:500]
+    owners = shard.placement.owners_of(ids)
+    assert np.array_equal(owners, shard.placement.owners[shard.placement.places(ids)[0]])
+    here = ids[(owners == 1).any(axis=1)]
+    assert shard.slots(here).tolist() == list(range(len(here)))  # NumPy makes them
+    odd = np.frombuffer(b"\0" + here[::-1].tobytes(), np.int64, offset=1)  # as in a message
+    assert shard.slots(odd).tolist() == list(range(len(here)))[::-1]
+    assert not len(shard.slots(ids[:0])) and not len(shard.placement.owners_of(ids[:0]))
+    elsewhere = ids[(owners != 1).all(axis=1)][:1].tolist()
+    for bad in (-1, -(1 << 63), rows, 1 << 40, *elsewhere):
+        with pytest.raises(Refused, match="lie here" if bad in elsewhere else "has rows 0 to"):
+            shard.slots(np.array([*here[:9], bad]))
+    assert shard.used == len(here)
 
 
 def ended(staleness, *pushes):
