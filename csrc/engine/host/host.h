@@ -29,8 +29,7 @@ struct hvd_seat {
     struct hvd_round_line line[2]; /* what this rank says in even and odd rounds */
     _Atomic uint64_t posted;       /* the newest round whose vote is that of all hosts, see shm_votes.c */
     char pad[2 * HVD_CACHE_LINE - sizeof(uint64_t)];
-    _Atomic int32_t
-        cpu; /* where it ran when it began to wait, or has waited for long: see progress.c. 0: none yet; CPU k: k + 1 */
+    _Atomic int32_t cpu; /* where it submitted or waited last, see progress.c. 0: nowhere yet; CPU k: k + 1 */
     char pad_cpu[2 * HVD_CACHE_LINE - sizeof(int32_t)];
     _Atomic uint32_t left;       /* 1: this rank took its leave; its end is no death */
     _Atomic uint32_t text_ready; /* 1: text holds what this rank, the first witness, knows of the abort */
