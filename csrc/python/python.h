@@ -71,8 +71,8 @@ struct hvd_py_needs {
     PyObject *fits;                   /* whether a tensor's storage has all its elements, and no negative bit */
     PyObject *take, *wait, *error_of; /* a Flight; waits for one and raises why it failed; (code, text): an exception */
     PyObject *in_flight, *abandoned;
-    PyObject *handle, *adapter; /* DirectHandle, and then slots.c's subclass; its adapter */
-    PyObject *flight, *abandon; /* the class Flight; takes one that no handle waits for */
+    PyObject *handle, *adapter;    /* DirectHandle, and then slots.c's subclass; its adapter */
+    PyObject *flight, *handle_end; /* the class Flight; DirectHandle.__del__ */
     PyObject *increment_version;
 };
 extern struct hvd_py_needs hvd_py;

@@ -61,14 +61,13 @@ static bool find_all(PyObject *class, int first, int end)
     return well;
 }
 
-/* As DirectHandle.__del__. */
 static void handle_ends(PyObject *handle)
 {
     PyObject *flight = hvd_py_slot(handle, HVD_PY_FLIGHT), *type, *error, *trace;
     if (!flight || flight == Py_None)
         return;
     PyErr_Fetch(&type, &error, &trace);
-    PyObject *done = PyObject_VectorcallDict(hvd_py.abandon, &flight, 1, NULL);
+    PyObject *done = PyObject_VectorcallDict(hvd_py.handle_end, &handle, 1, NULL);
     if (!done)
         PyErr_WriteUnraisable(handle);
     Py_XDECREF(done);

@@ -25,6 +25,7 @@ from .device import raise_failure as raise_failure
 from .inflight import Flight as Flight
 from .inflight import abandon as abandon
 from .inflight import abandoned as abandoned
+from .inflight import dropped as dropped
 from .inflight import forget_all as forget_all
 from .inflight import in_flight as in_flight
 from .inflight import take as take

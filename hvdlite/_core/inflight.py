@@ -213,6 +213,16 @@ def abandon(flight: Abandoned) -> None:
     abandoned.append(flight)
 
 
+def dropped() -> Exception:
+    """Why a handle has no result that is used after its own __del__: by the __del__ of an object that a garbage
+    collection ends together with it. Its flight may serve another request by then."""
+    return error_for(
+        lib.HVD_EHANDLE,
+        "a garbage collection has dropped this handle before it was synchronized: its result is lost. Synchronize it "
+        "before, and not in the __del__ of an object that refers to itself [HVD218]",
+    )
+
+
 def sweep() -> None:
     """Releases requests that no thread will wait for, if they are finished."""
     for _ in range(len(abandoned)):

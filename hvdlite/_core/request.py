@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from ..errors import is_outcome
 from ..errors.user_warning import warn
 from ..system.bounded_cache import remember
+from . import inflight
 from .device import risk
 from .inflight import BatchedFlight, Flight, Flights, abandon, abandoned, idle, in_flight, refuse_twice, sweep, take
 from .library import SEND, TEXT_BYTES, checked, error_for, ffi, lib, require_job, text_of, thread
@@ -146,7 +147,7 @@ class Pending:
         """
         native, text, since = self.native, thread.text, 0.0
         if not native:
-            return None
+            return inflight.dropped() if self.request is None else None
         code = lib.hvd_wait(native, _WAIT_MS, text, TEXT_BYTES)
         while code == _AGAIN:
             if bounded:
@@ -205,6 +206,7 @@ class Pending:
     def __del__(self) -> None:
         flight = getattr(self, "_flight", None)  # a signal handler may raise before there is any
         if flight is not None:
+            self._flight = self.request = None
             abandon(flight)
 
 

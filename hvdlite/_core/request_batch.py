@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from .inflight import Flights, abandon, abandoned, sweep
+from .inflight import Flights, abandon, abandoned, dropped, sweep
 from .library import TEXT_BYTES, error_for, ffi, lib, text_of, thread
 from .request import made as request_made
 from .wait_limit import WAIT_MS, waited
@@ -116,4 +116,5 @@ class Sent:
     def __del__(self) -> None:
         flights = getattr(self, "_flights", None)  # a signal handler may raise before there is any
         if flights is not None:
+            self._flights, self._error = None, dropped()
             abandon(flights)

@@ -66,6 +66,7 @@ class DirectHandle(Handle):
     def __del__(self) -> None:
         flight = getattr(self, "_flight", None)  # a signal handler may raise before there is any
         if flight is not None:
+            self._flight, self._error = None, _core.dropped()
             _core.abandon(flight)
 
 

@@ -50,6 +50,9 @@ class Handle:
         # What `finish` learns beside the result. It holds the list, not the handle, which ends when it is dropped.
         self.brought: list[Any] = [] if brought is None else brought
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise TypeError("a handle has one collective in flight, and cannot be copied or pickled [HVD218]")
+
     def done(self) -> bool:
         """Return whether ``wait`` would return or raise at once.
 

@@ -4,6 +4,7 @@ A call reaches C from its third time on, so each case repeats its calls. One tes
 so that these tests cannot pass because C never did anything.
 """
 
+import copy
 import gc
 import signal
 import threading
@@ -147,7 +148,27 @@ def test_a_dropped_handle_keeps_its_memory_until_it_is_over():
     if hvd.rank() == 1:
         hvd.synchronize(hvd.allreduce_async_(tensor, name="dropped"))
     hvd.barrier()
+
+    class Holder:
+        def __del__(self):  # after that of the handle, which is older
+            with pytest.raises(ValueError, match="a garbage collection has dropped this handle"):
+                hvd.synchronize(self.handle)
+            ends.append(1)
+
+    ends = []
+    gc.collect()
+    for call, name in (hvd.allreduce_async_, "dropped"), (hvd.allgather_async, None):
+        handle = call(torch.ones(1000), name=name)  # made in C; and one that has a Pending
+        assert isinstance(handle, DirectHandle) == (name is not None)
+        holder = Holder()
+        holder.handle, holder.itself = handle, holder
+        del holder, handle
+    gc.collect()
+    with pytest.raises(TypeError, match="cannot be copied"):
+        copy.copy(hvd.allreduce_async(torch.ones(1), name="copied"))
+    hvd.barrier()
     hvd.allreduce(torch.ones(1), name="next")
+    assert len(ends) == 2
     assert not _core.abandoned and not _core.in_flight
 
 
