@@ -76,8 +76,7 @@ class Client:
         self.tables: list[Any] = []
         self.folders: dict[str, str] = {}  # to which a table is being saved
         self.failed: Exception | None = None
-        self._numbers = 0
-        self._look = 0.0
+        self._numbers, self._look = 0, 0.0
         self.bytes_out = self.bytes_in = self.messages_out = self.messages_in = self.sent_again = 0
 
     # ---- one message
@@ -208,7 +207,8 @@ class Client:
         self._hold()
         self._watched_until = 0.0
         if self._rung.fileno() in ready:
-            self._rung.recv(4096)
+            with contextlib.suppress(BlockingIOError):  # another thread's watch has just ended, too
+                self._rung.recv(4096)
 
     def _hold(self) -> None:
         """Takes the lock again, if a wait has not, since it was interrupted."""

@@ -20,7 +20,7 @@ _VAIN_MOST, _VAIN_REST = 3, 64  # after so many vain spins in a row, so many wai
 
 
 class SocketWatch:
-    """File descriptors that are to become readable. One thread at a time waits."""
+    """File descriptors that are to become readable. One thread at a time waits; a second one returns soon."""
 
     def __init__(self) -> None:
         self._poll = select.poll()
@@ -34,7 +34,11 @@ class SocketWatch:
 
     def wait(self, milliseconds: float) -> list[int]:
         """The descriptors that are readable, after this time at most."""
-        ready = (milliseconds and self._spin()) or self._poll.poll(milliseconds)
+        try:
+            ready = (milliseconds and self._spin()) or self._poll.poll(milliseconds)
+        except RuntimeError:  # of a poll object: another thread is in it. It may have waited for the GIL for long
+            time.sleep(0.001)
+            return []
         return [number for number, _ in ready]
 
     def _spin(self) -> Any:

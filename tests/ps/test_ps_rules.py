@@ -7,6 +7,8 @@ says that a rule is free of whatever depends on vectors: the width of a processo
 import json
 import math
 import re
+import socket
+import threading
 
 import numpy as np
 import pytest
@@ -17,6 +19,7 @@ from hvdlite.ps.arrays import added_up, by_piece, different, in_order
 from hvdlite.ps.placement import RowPlacement, ranked
 from hvdlite.ps.protocol import Protocol
 from hvdlite.ps.shard import Refused, Shard
+from hvdlite.ps.socket_watch import SocketWatch
 
 F32 = np.float32
 
@@ -192,6 +195,26 @@ def test_the_core_finds_the_owners_and_slots_that_numpy_finds(order, rows):
         with pytest.raises(Refused, match="lie here" if bad in elsewhere else "has rows 0 to"):
             shard.slots(np.array([*here[:9], bad]))
     assert shard.used == len(here)
+
+
+def test_a_second_thread_that_waits_for_sockets_returns():
+    watch, (near, far) = SocketWatch(), socket.socketpair()
+    watch.register(near.fileno())
+    found = []
+
+    def first():
+        while not found:
+            found.extend(watch.wait(20_000))
+
+    thread = threading.Thread(target=first)
+    thread.start()
+    for _ in range(50):
+        assert watch.wait(1.0) == []
+    far.send(b"1")
+    thread.join(20)
+    assert found == [near.fileno()]
+    near.close()
+    far.close()
 
 
 def ended(staleness, *pushes):
