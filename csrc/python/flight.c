@@ -36,10 +36,13 @@ bool hvd_py_flight_take(struct hvd_py_flight *flight)
 
 void hvd_py_flight_give(struct hvd_py_flight flight)
 {
-    if (idle_count < IDLE_MAX)
+    if (idle_count < IDLE_MAX) {
         idle[idle_count++] = flight;
-    else
-        Py_DECREF(flight.object); /* Python holds all that there are */
+        return;
+    }
+    if (PyList_Append(hvd_py.idle, flight.object) != 0)
+        PyErr_Clear(); /* it is not used again */
+    Py_DECREF(flight.object);
 }
 
 PyObject *hvd_py_storage(PyObject *tensor)

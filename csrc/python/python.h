@@ -70,7 +70,7 @@ struct hvd_py_needs {
     PyObject *find;                   /* (function, arguments...): (request, address), or None */
     PyObject *fits;                   /* whether a tensor's storage has all its elements, and no negative bit */
     PyObject *take, *wait, *error_of; /* a Flight; waits for one and raises why it failed; (code, text): an exception */
-    PyObject *in_flight, *abandoned;
+    PyObject *in_flight, *abandoned, *idle;
     PyObject *handle, *adapter;    /* DirectHandle, and then slots.c's subclass; its adapter */
     PyObject *flight, *handle_end; /* the class Flight; DirectHandle.__del__ */
     PyObject *increment_version;

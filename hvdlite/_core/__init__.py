@@ -27,6 +27,7 @@ from .inflight import abandon as abandon
 from .inflight import abandoned as abandoned
 from .inflight import dropped as dropped
 from .inflight import forget_all as forget_all
+from .inflight import idle as idle
 from .inflight import in_flight as in_flight
 from .inflight import take as take
 from .library import *  # noqa: F403

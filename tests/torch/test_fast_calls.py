@@ -173,6 +173,21 @@ def test_a_dropped_handle_keeps_its_memory_until_it_is_over():
 
 
 @as_ranks(2)
+def test_many_in_flight_use_their_flights_again():
+    import hvdlite.torch as hvd
+    from hvdlite._core import inflight
+
+    counts = []
+    for _ in range(5):
+        handles = [hvd.allreduce_async_(torch.ones(4), name=f"many{i}") for i in range(400)]
+        for handle in handles:
+            hvd.synchronize(handle)
+        del handle, handles
+        counts.append(len(inflight._flights))
+    assert counts[4] == counts[2] >= 400
+
+
+@as_ranks(2)
 def test_a_mismatch_is_told_by_both_forms_and_told_again():
     import hvdlite.torch as hvd
 

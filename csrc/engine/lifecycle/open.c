@@ -9,6 +9,7 @@
  * sent has arrived; close planes and host.
  */
 #include "../engine.h"
+#include "../../cuda/cuda.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -231,7 +232,7 @@ static void decide_spinning(struct hvd_engine *engine)
         locals += engine->who[rank].host == engine->who[engine->options.rank].host;
     engine->cpus = hvd_cpus_usable();
     bool fits = locals <= engine->cpus;
-    engine->cpu_each = locals == engine->cpus && !engine->alone;
+    engine->cpu_each = locals == engine->cpus && !engine->alone && hvd_cuda_version() == 0;
     engine->spins = engine->options.spin_us < 0 ? fits : engine->options.spin_us > 0;
     engine->spin_ns = engine->options.spin_us > 0 ? (uint64_t)engine->options.spin_us * 1000u
                       : fits                      ? 500000u

@@ -72,8 +72,8 @@ def _in_c(ops: Any, own: tuple[Any, Any, Any], table: Any, increment_version: An
 
     needs = (
         torch.Tensor, torch.nn.Parameter, positional, positional_async, synchronize, _requests(ops), _fits, _core.take,
-        _wait, _error_of, _core.in_flight, _core.abandoned, DirectHandle, ops.adapter, _core.Flight,
-        DirectHandle.__del__, increment_version, table,
+        _wait, _error_of, _core.in_flight, _core.abandoned, _core.idle, DirectHandle, ops.adapter,
+        _core.Flight, DirectHandle.__del__, increment_version, table,
     )  # fmt: skip
     made = ctypes.PyDLL(_core.EXTENSION).hvd_py_fast_calls
     made.restype, made.argtypes = ctypes.py_object, [ctypes.py_object]
