@@ -141,7 +141,7 @@ struct hvd_engine {
     struct hvd_cost link_cost;       /* of a message between hosts, agreed; both 0: not known */
     _Atomic uint8_t *wire_byte;      /* by descriptor, see stream_watch.c; NULL: no streams */
     bool in_process, alone;          /* alone: world of 1, no thread, no host segment */
-    bool spins, cpu_each, busy_cpus; /* ranks fit the CPUs; as many CPUs as ranks; by the turn: they have other work */
+    bool spins, cpu_each, busy_cpus; /* ranks fit the CPUs; are as many, and no CUDA; the turn's: CPUs are busy */
     uint64_t spin_ns, busy_until_ns, busy_ns, breath_ns; /* see progress.c */
     struct hvd_set *global;
     struct hvd_space space;

@@ -37,7 +37,8 @@
  * that submits. Linux wakes it on another one as readily: engine threads of two ranks on one CPU delay the rank that
  * computes there, and all others wait for that rank (98 MB of gradients, 2 ranks: 12 ms of a step, instead of 8). So
  * each submission writes down its CPU, and an engine thread that finds itself on another rank's CPU moves to its own,
- * and stays (without: 10 ms). Not where there are GPUs: NCCL's threads would inherit that.
+ * and is bound to it from then on (if it may leave again: 10 ms). Not where CUDA is found: NCCL's threads would inherit
+ * the binding. `hvdlite-run --bind-to` binds whole ranks.
  *
  * BUSY CPUS. Ranks may fit the CPUs and other work may be there all the same. A waiter that spins then uses up its time
  * slice, and sits out everybody else's when the news comes; a sleeper that wakes is preferred. It shows in the
