@@ -9,7 +9,7 @@
 /* For a text that is no format: "..." HVD_ENDS(202). */
 #define HVD_ENDS(number) " [HVD" #number "]"
 
-/* Plans, predictions, pipelines, parameter servers and remote calls */
+/* Plans, predictions, pipelines, parameter servers, remote calls and local steps */
 #define HVD001 "[HVD001] "
 #define HVD002 "[HVD002] "
 #define HVD003 "[HVD003] "
@@ -56,6 +56,7 @@
 #define HVD045 "[HVD045] "
 #define HVD046 "[HVD046] "
 #define HVD047 "[HVD047] "
+#define HVD048 "[HVD048] "
 
 /* hvd.init() and the rendezvous */
 #define HVD101 "[HVD101] "

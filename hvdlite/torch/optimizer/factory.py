@@ -141,7 +141,7 @@ def DistributedOptimizer(
         sharded.refuse(optimizer, pairs, op if weighted else chosen, compression, members, sharding)
         sharding.warn_of_one_rank(alone)
     if not combines:
-        _refuse_complex(pairs)
+        refuse_complex(pairs)
     if not alone:
         suffix, serial = (suffix_for(each, process_set) for each in ([name for _, name in pairs], ["optimizer"]))
         pairs = [(parameter, name + suffix) for parameter, name in pairs]
@@ -201,7 +201,8 @@ def _checked(optimizer: Any, process_set: Any, gradient_predivide_factor: Any, o
     return chosen
 
 
-def _refuse_complex(pairs: Iterable[tuple[torch.Tensor, str]]) -> None:
+def refuse_complex(pairs: Iterable[tuple[torch.Tensor, str]]) -> None:
+    """ValueError that names the first complex parameter."""
     for parameter, name in pairs:
         if parameter.is_complex():
             raise ValueError(

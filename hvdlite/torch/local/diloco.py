@@ -1,0 +1,371 @@
+"""`DiLoCo` and `LocalSGD`: ranks make steps of their own, and average their progress every so often.
+
+G are global weights, equal on all ranks; L are the weights that a rank trains. After `sync_every` steps a rank's outer
+gradient is G - L. The average over the ranks is the gradient of an outer optimizer, which makes one step on G; then L
+becomes G. With SGD of rate 1 as the outer optimizer G becomes the average of all L: that is LocalSGD (S. U. Stich,
+2018, arXiv 1805.09767). DiLoCo is SGD with Nesterov momentum (A. Douillard et al., 2023, arXiv 2311.08105). In
+Streaming DiLoCo (2025, arXiv 2501.18512) fragments of the model take turns, an average arrives some steps after it was
+sent, and L becomes a mixture of both.
+
+Hooks of the optimizer count its steps. Beside each fragment travel two numbers: whether the rank has trained it since
+its last turn, which is its weight in the average, and whether it makes further steps. So a rank that has fewer steps
+takes part in the others' turns in `finish` until no rank makes further steps, and adds nothing that would slow them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from time import perf_counter
+from typing import Any, NamedTuple
+
+import torch
+from torch._compile import _disable_dynamo
+
+from ... import _core, metrics
+from ...errors import HvdStateError
+from ...lifecycle.init import incarnations
+from ...ops.arguments import NoneCompressor, Quantized
+from ...process_sets.levels import levels_of, why_plain
+from ...process_sets.process_set import ProcessSet, global_process_set
+from ...training.consistency import require_equal
+from ...training.digest import digest
+from ..compression import Compression
+from ..consistency import bits
+from ..optimizer.factory import named, refuse_complex, refuse_wrappers, suffix_for
+from ..optimizer.methods import Delta, Distributed
+from .arguments import check, check_exchange, parts_of
+from .fragment import Fragment
+from .schedule import Schedule, cut
+from .weight_sum import WeightSum
+
+
+class _Sent(NamedTuple):
+    """A turn in flight. flags: the rank's weight and whether it makes further steps, then buffers."""
+
+    flags: WeightSum
+    weights: WeightSum | None
+
+    def poll(self) -> None:
+        self.flags.poll()
+        if self.weights is not None:
+            self.weights.poll()
+
+
+def nesterov(parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
+    """The outer optimizer of DiLoCo."""
+    return torch.optim.SGD(parameters, lr=0.7, momentum=0.9, nesterov=True)
+
+
+class DiLoCo:
+    """Training in which ranks communicate every ``sync_every`` steps only, for slow networks.
+
+    The loop stays as it is: hooks of ``optimizer`` count its steps. Ranks must begin with equal weights. After
+    ``sync_every`` steps the change that each rank has made is averaged over the ranks. It is the gradient of an outer
+    optimizer, whose result all ranks continue with. The state of ``optimizer`` stays on its rank. Call ``finish`` when
+    the loop ends, and before you compare or save weights that all ranks shall have in common.
+
+    It is DiLoCo of A. Douillard et al. (2023, arXiv 2311.08105), with the fragments of Streaming DiLoCo (2025, arXiv
+    2501.18512). A step that a GradScaler skips does not count. Ranks may make different numbers of steps. In an elastic
+    job, give it to ``hvd.elastic.TorchState`` as a keyword.
+
+    Args:
+        named_parameters (torch.nn.Module or iterable of (str, tensor)): a model or its ``named_parameters()``, with all
+            parameters that ``optimizer`` trains. Of a model, float buffers such as BatchNorm's are averaged as well.
+            Otherwise buffers stay local.
+        optimizer (torch.optim.Optimizer): the inner optimizer. It may be a ``DistributedOptimizer`` with the process
+            set of an island of ranks, which averages in each step.
+        sync_every (int): steps between two exchanges of the same weights. Default: 100.
+        outer (callable): a function of a list of parameters that returns the outer optimizer. It is called for each
+            fragment. Default: SGD with rate 0.7 and Nesterov momentum 0.9.
+        fragments (int): parts of the model that are exchanged in turn. It divides ``sync_every``. Default: 1.
+        delay (int): steps that an exchange may take while the loop goes on, fewer than ``sync_every / fragments``. 0
+            (default): the loop waits.
+        alpha (float): with a ``delay``, a rank continues with alpha * global + (1 - alpha) * local weights. Default:
+            0.5.
+        compression (Compressor): form in which outer gradients travel, such as ``Compression.int4``. Default:
+            ``Compression.none``.
+        process_set (ProcessSet): ranks that exchange. On other ranks it does nothing. Default: all ranks.
+
+    Attributes:
+        wait_seconds (float): time that the loop has waited for exchanges, in seconds.
+
+    Raises:
+        HvdNotInitializedError: before ``init``.
+        ValueError: if an argument has an invalid value, or ``named_parameters`` does not name a parameter.
+        TypeError: if ``optimizer`` or ``process_set`` has a wrong type.
+
+    Example:
+        >>> model = torch.nn.Linear(1, 1, bias=False)
+        >>> model.weight.data.fill_(0.0)
+        tensor([[0.]])
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        >>> trainer = hvd.DiLoCo(model, optimizer, sync_every=2, outer=lambda p: torch.optim.SGD(p, lr=1.0))
+        >>> for step in range(2):
+        ...     model.weight.grad = torch.full((1, 1), -1.0 - hvd.rank())
+        ...     optimizer.step()
+        >>> trainer.finish()
+        >>> model.weight.item()
+        3.0
+    """
+
+    _hvd_local_steps = True  # for hvdlite.torch.elastic
+
+    def __init__(
+        self, named_parameters: torch.nn.Module | Iterable[tuple[str, torch.Tensor]], optimizer: torch.optim.Optimizer,
+        sync_every: int = 100, outer: Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer] = nesterov,
+        fragments: int = 1, delay: int = 0, alpha: float = 0.5, compression: Any = Compression.none,
+        process_set: ProcessSet = global_process_set
+    ) -> None:  # fmt: skip
+        check(optimizer, sync_every, fragments, delay, alpha)
+        check_exchange(compression, process_set)
+        self._named, self._buffers = parts_of(named_parameters)
+        named(optimizer, self._named)
+        pairs = [(each, name) for name, each in self._named]
+        refuse_wrappers(pairs)
+        refuse_complex(pairs)
+        self._optimizer, self._outer, self._alpha = optimizer, outer, float(alpha)
+        self._compression, self._process_set = compression, process_set
+        self._settings = [f"sync_every={sync_every}", f"fragments={fragments}", f"delay={delay}", f"alpha={alpha:g}"]
+        self._settings += [f"compression={getattr(compression, '__name__', repr(compression))}"]
+        self._schedule = Schedule(sync_every, fragments, delay)
+        self._fragments: list[Fragment] = []
+        self._averages: list[torch.Tensor] = []  # of buffers, as they arrived
+        self._in_flight: dict[int, _Sent] = {}
+        self._known_in: int | None = None  # the incarnation of the job in which ranks have compared their settings
+        self.wait_seconds = 0.0
+        self._name = "diloco" + suffix_for([f"diloco.{name}" for name, _ in self._named], process_set)
+        self._hook(optimizer)
+
+    def _hook(self, optimizer: Any) -> None:
+        former = optimizer.__dict__.get("_hvd_local")
+        if former is not None and (former._in_flight or former._schedule.moved):
+            raise ValueError("this optimizer has a DiLoCo with steps that are not averaged: call its finish() [HVD223]")
+        for hook in former._hooks if former is not None else ():
+            hook.remove()
+        optimizer.__dict__["_hvd_local"] = self
+        self._hooks: list[Any] = []
+        if self._process_set.included():
+            self._hooks = [
+                optimizer.register_step_pre_hook(self._before_step),
+                optimizer.register_step_post_hook(self._after_step),
+            ]
+
+    @_disable_dynamo
+    def _before_step(self, optimizer: Any, *_: Any) -> None:
+        if isinstance(optimizer, Delta):
+            raise ValueError("DiLoCo cannot count the steps of op=hvd.Adasum, use op=hvd.Average inside it [HVD048]")
+        self._meet()
+
+    @_disable_dynamo
+    @torch.no_grad()
+    def _after_step(self, optimizer: Any, *_: Any) -> None:
+        if not isinstance(optimizer, Distributed):  # which counts its steps itself
+            metrics.step(self)
+        for sent in self._in_flight.values():
+            sent.poll()
+        for what, number in self._schedule.after_step():
+            if what == "send":
+                self._send(number, True)
+            else:
+                self._arrive(number)
+
+    @_disable_dynamo
+    @torch.no_grad()
+    def finish(self) -> None:
+        """Average what is left, and give all ranks the same weights. All ranks must call it, at the end of their loops.
+
+        Exchanges that are under way arrive, and the steps since the last one are exchanged. A rank that calls it early
+        takes part in the exchanges of the others until all have called it. The training may go on afterwards.
+
+        Raises:
+            HvdMismatchError: if the ranks have different weights or settings from the beginning.
+            HvdPeerLostError: if a rank dies or leaves the job.
+            ValueError: if a parameter was frozen or is trained only since the first step.
+        """
+        if not self._hooks:
+            return
+        self._meet()
+        for _, number in self._schedule.before_end():
+            self._arrive(number)
+        quiet = 0  # turns in which no rank made further steps
+        while quiet < len(self._fragments):
+            number = self._schedule.next_at_end()
+            self._send(number, False)
+            quiet = 0 if self._arrive(number, ends=True) else quiet + 1
+        for fragment in self._fragments:
+            fragment.publish()
+        for mine, average in zip(self._buffers, self._averages):
+            mine.copy_(average)
+
+    # Of a turn.
+
+    def _send(self, number: int, goes_on: bool) -> None:
+        self._require_same_parameters()
+        weight = number in self._schedule.moved
+        values = [torch.tensor([weight, goes_on], dtype=torch.float64)]
+        if number == len(self._fragments) - 1:
+            values += [each.clone() if weight else torch.zeros_like(each) for each in self._buffers]
+        flags = WeightSum(values, f"{self._name}.{number}.flags", NoneCompressor, self._process_set)
+        weights = self._weights(number, True) if weight else None
+        self._in_flight[number] = _Sent(flags, weights)
+        self._schedule.sent(number)
+
+    def _weights(self, number: int, moved: bool) -> WeightSum:
+        gradients = self._fragments[number].gradients(moved)
+        return WeightSum(gradients, f"{self._name}.{number}", self._compression, self._process_set)
+
+    def _arrive(self, number: int, ends: bool = False) -> bool:
+        """Wait for a turn, and make the outer step. Whether some rank makes further steps."""
+        begun = perf_counter()
+        counts, *buffers = self._in_flight[number].flags.wait()
+        weight, goes_on = counts.tolist()
+        if weight and self._in_flight[number].weights is None:  # others have trained it, this rank has not
+            self._in_flight[number] = self._in_flight[number]._replace(weights=self._weights(number, False))
+        weights = self._in_flight[number].weights
+        sums = weights.wait() if weights is not None else []
+        self.wait_seconds += perf_counter() - begun
+        if weight:
+            mixed = 1.0 if ends or not self._schedule.delay else self._alpha
+            self._fragments[number].step(sums, weight)
+            self._fragments[number].publish(mixed)
+            for mine, average, total in zip(self._buffers, self._averages, buffers):
+                mine.lerp_(average.copy_(total.div_(weight)), mixed)
+        del self._in_flight[number]
+        self._schedule.has_arrived(number)
+        return bool(goes_on)
+
+    def _require_same_parameters(self) -> None:
+        trained = {id(each): name for part in self._fragments for name, each in zip(part.names, part.locals)}
+        names = {id(each): name for name, each in self._named}
+        for group in self._optimizer.param_groups:
+            for each in group["params"]:
+                if each.requires_grad != (id(each) in trained):
+                    name = names.get(id(each), "that was added to the optimizer")
+                    what = "is trained" if each.requires_grad else "is frozen"
+                    raise ValueError(
+                        f"rank {_core.rank()}: parameter {name} {what} since the first step with DiLoCo, which ranks "
+                        "would do differently: call finish() on all ranks before the change, and make a new DiLoCo "
+                        "after it [HVD048]"
+                    )
+
+    # Of the beginning.
+
+    def _meet(self) -> None:
+        """In a new job, or with new ranks: compare settings and global weights."""
+        if self._known_in == incarnations():
+            return
+        self._begin()
+        shapes = [
+            f"{name} {list(each.shape)} {each.dtype}"
+            for part in self._fragments
+            for name, each in zip(part.names, part.globals)
+        ]
+        blocks = (block for part in self._fragments for each in part.globals for block in _blocks(each))
+        mine = [*self._settings, *shapes, f"weights with the checksum {digest(blocks).hex()[:8]}"]
+        advice = "Make the same DiLoCo, and call hvd.broadcast_parameters before the first step,"
+        require_equal("hvd.DiLoCo", mine, self._process_set, ", ".join, advice)
+        if isinstance(self._compression, Quantized) and why_plain(self._process_set) is None:
+            levels_of(self._process_set)  # opens sets now: later, ranks are at different steps
+        self._schedule.load(self._schedule.state())
+        self._in_flight.clear()
+        self._known_in = incarnations()
+
+    def _begin(self) -> None:
+        if self._fragments:
+            return
+        trained = [pair for pair in self._named if pair[1].requires_grad]
+        parts = self._schedule.fragments
+        if len(trained) < parts:
+            raise ValueError(f"fragments={parts}: only {len(trained)} parameters are trained [HVD048]")
+        slices = cut([each.numel() for _, each in trained], parts)
+        self._fragments = [Fragment(trained[part], self._outer) for part in slices]
+        self._averages = [each.detach().clone() for each in self._buffers]
+
+    # Checkpoints.
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what all ranks have in common: global weights, outer optimizers and counts.
+
+        Local weights and the inner optimizer have state_dicts of their own. An exchange that is under way is not part
+        of it: its fragment is sent again after the next step of a training that loads it. Not a collective.
+
+        Returns:
+            dict: for ``load_state_dict``.
+        """
+        return {
+            "schedule": self._schedule.state(),
+            "names": [part.names for part in self._fragments],
+            "weights": [[each.detach() for each in part.globals] for part in self._fragments],
+            "outer": [part.outer.state_dict() for part in self._fragments],
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from a state that ``state_dict`` has returned. All ranks must load the same one.
+
+        Load the model and the inner optimizer as well. All ranks may load those of one rank.
+
+        Args:
+            state_dict (dict): the value of ``state_dict``, of this job or another one.
+
+        Raises:
+            HvdStateError: the parameters or fragments are others, or an exchange is under way.
+        """
+        if self._in_flight and self._known_in == incarnations():
+            raise HvdStateError("an exchange of DiLoCo is under way: call finish() on all ranks first [HVD425]")
+        if state_dict["names"]:
+            self._begin()
+            mine = [(name, each.shape) for part in self._fragments for name, each in zip(part.names, part.globals)]
+            found = [list(map(tuple, zip(*each))) for each in zip(state_dict["names"], state_dict["weights"])]
+            theirs = [(name, each.shape) for part in found for name, each in part]
+            if mine != theirs or len(found) != len(self._fragments):
+                raise HvdStateError(
+                    f"this DiLoCo has {len(mine)} parameters in {len(self._fragments)} fragments, the state that it is "
+                    f"to load has {len(theirs)} in {len(found)}, or other names or shapes [HVD425]"
+                )
+            for part, weights, outer in zip(self._fragments, state_dict["weights"], state_dict["outer"]):
+                part.load(weights, outer)
+        else:
+            self._fragments = []
+        self._schedule.load(state_dict["schedule"])
+        self._in_flight.clear()
+        self._known_in = None
+
+
+class LocalSGD(DiLoCo):
+    """Training in which ranks average their weights every ``sync_every`` steps.
+
+    It is ``DiLoCo`` whose outer optimizer is SGD with rate 1 (S. U. Stich, 2018, arXiv 1805.09767). With
+    ``sync_every=1`` and a plain SGD it is synchronous training.
+
+    Args:
+        named_parameters (torch.nn.Module or iterable of (str, tensor)): as in ``DiLoCo``.
+        optimizer (torch.optim.Optimizer): as in ``DiLoCo``.
+        sync_every (int): steps between two averages. Default: 100.
+        kwargs: ``fragments``, ``delay``, ``alpha``, ``compression`` and ``process_set`` of ``DiLoCo``.
+
+    Example:
+        >>> model = torch.nn.Linear(1, 1, bias=False)
+        >>> hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> trainer = hvd.LocalSGD(model, optimizer, sync_every=10)
+        >>> for step in range(25 + hvd.rank()):
+        ...     model(torch.ones(1, 1)).sum().backward()
+        ...     optimizer.step()
+        >>> trainer.finish()
+        >>> hvd.check_consistency(model)
+    """
+
+    def __init__(
+        self, named_parameters: torch.nn.Module | Iterable[tuple[str, torch.Tensor]], optimizer: torch.optim.Optimizer,
+        sync_every: int = 100, **kwargs: Any
+    ) -> None:  # fmt: skip
+        super().__init__(named_parameters, optimizer, sync_every, outer=_average, **kwargs)
+
+
+def _average(parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=1.0)
+
+
+def _blocks(tensor: torch.Tensor) -> Any:
+    found = bits(tensor)
+    return found.blocks if found is not None else ()
