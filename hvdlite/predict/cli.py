@@ -1,6 +1,6 @@
 """hvdlite-trace predict DIR --ranks 4,8,64: what a step would take with more ranks, from the recording of a small job.
 
-DIR is what `hvdlite-run -np 2 --record DIR` has filled. Lists of ranks, thresholds, wires and batches are all combined.
+DIR is what `hvdlite-run -np 2 --record DIR` has filled. Lists (of ranks, wires, batches and so on) are all combined.
 A second folder, recorded on one rank, gives the computing where recorded ranks shared processors.
 
 Words go to stdout, what is wrong to stderr with exit code 2. NumPy is loaded when it runs.
@@ -43,6 +43,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--wire", default="none", metavar="W,W", help="compression of tensors: none, fp16, bf16, int8, int4"
     )
     parser.add_argument("--batch", default="1x", metavar="X,X", help="multiples of the recorded batch, as 1x,2x")
+    parser.add_argument(
+        "--sync-every",
+        default="1",
+        metavar="H,H",
+        help="steps of each rank's own before one exchange (LocalSGD, DiLoCo)",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
     parser.add_argument("--timeline", metavar="FILE", help="write the last row's first steps for ui.perfetto.dev")
     parser.add_argument("--svg", metavar="FILE", help="draw the step time against the number of ranks")
@@ -70,24 +76,32 @@ def _numbers(text: str, flag: str) -> list[float]:
     return found
 
 
+def _whole(text: str, flag: str) -> list[Any]:
+    return [int(n) if n.is_integer() else n for n in _numbers(text, flag)]
+
+
 def _run(args: argparse.Namespace) -> int:
     from . import report
     from .prediction import load
 
-    ranks: list[Any] = [int(n) if n.is_integer() else n for n in _numbers(args.ranks, "--ranks")]
+    ranks, steps = (_whole(*each) for each in ((args.ranks, "--ranks"), (args.sync_every, "--sync-every")))
+    if args.compare is not None and steps != [1]:
+        raise ValueError(
+            "--compare DIR2 reads a job that exchanges in each step: leave out --compare or --sync-every [HVD008]"
+        )
     thresholds: list[Any] = [None] if args.fusion_mb is None else _numbers(args.fusion_mb, "--fusion-mb")
     batches = _numbers(args.batch, "--batch")
-    every = list(itertools.product(ranks, thresholds, args.wire.split(","), batches))
+    every = list(itertools.product(ranks, thresholds, args.wire.split(","), batches, steps))
     if len(every) > ROWS_MAX:
         raise ValueError(f"{len(every)} rows; at most {ROWS_MAX} at once [HVD008]")
     job = load(args.folder, args.alone)
     more = {"hosts": args.hosts, "cores": args.cores, "link": args.link, "medium": args.medium, "plan": args.plan}
-    rows = [job.step(n, fusion_mb=mb, wire=wire.strip(), batch=b, **more) for n, mb, wire, b in every]
+    rows = [job.step(n, fusion_mb=mb, wire=wire.strip(), batch=b, sync_every=h, **more) for n, mb, wire, b, h in every]
     measured = None
     if args.compare is not None:
         other = load(args.compare)
         size = other.recording.size * other.recording.of_copy
-        _, mb, wire, b = every[0]
+        _, mb, wire, b, _ = every[0]
         more["hosts"] = other.recording.hosts if size > 1 else None
         measured = other, job.step(size, fusion_mb=mb, wire=wire.strip(), batch=b, **more)
     if args.timeline is not None:

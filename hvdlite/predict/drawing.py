@@ -43,7 +43,8 @@ def svg(rows: Sequence[Prediction], title: str) -> str:
         out.append(f'<text x="{x(ranks)}" y="{_HIGH - 22}" text-anchor="middle">{ranks}</text>')
     lines: dict[str, list[Prediction]] = {}
     for p in sorted(rows, key=lambda p: p.ranks):
-        lines.setdefault(f"{p.fusion_mb:g} MB, {p.wire}, batch {p.batch:g}x", []).append(p)
+        every = f", every {p.sync_every}" if p.sync_every > 1 else ""
+        lines.setdefault(f"{p.fusion_mb:g} MB, {p.wire}, batch {p.batch:g}x{every}", []).append(p)
     for number, (name, of) in enumerate(lines.items()):
         color = _COLORS[number % len(_COLORS)]
         band = [f"{x(p.ranks)},{y(p.high)}" for p in of] + [f"{x(p.ranks)},{y(p.low)}" for p in reversed(of)]

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -34,6 +34,7 @@ BLOCKS = 200  # pieces in which its tensors are played: more would change their 
 # Of a datagram of 1024 bytes of numbers: its own header, and those of UDP, IP and Ethernet. All are counted, though the
 # other plans count none: theirs are 4 % of a full segment of TCP, which the comparison leaves to them.
 HEADERS = (40 + 42) / 1024
+SHARING = 0.08  # what ranks that share processors lose beyond the sharing
 Cost = Callable[[float], float]  # bytes: ns
 
 
@@ -63,6 +64,16 @@ class Cluster:
 def crowd(cluster: Cluster, need: float = 1.0) -> float:
     """How many times longer work takes that keeps `need` processors of each rank busy, where processors are fewer."""
     return max(1.0, cluster.ranks / cluster.hosts * need / cluster.cores) if cluster.cores else 1.0
+
+
+def stretch_of(cluster: Cluster, was: Cluster, need: float) -> float:
+    """How many times longer a rank computes than recorded, since more ranks share the processors. All wait for the last
+    rank: where they cannot be shared evenly, it is taken halfway to the next whole number of ranks for each."""
+    now, before = crowd(cluster, need), crowd(was, need)
+    if now <= before:
+        return now / before
+    full = -(-cluster.ranks // (cluster.hosts * cluster.cores)) * cluster.cores * cluster.hosts
+    return (1 + SHARING) * (now + crowd(replace(cluster, ranks=full), need)) / 2 / before
 
 
 def cost(

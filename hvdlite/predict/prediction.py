@@ -23,13 +23,13 @@ import numpy as np
 
 from ..plan.units import link as read_link
 from .fit import Fit, fit
-from .network_model import AGGREGATOR, CODINGS, MEDIA, Cluster, Cost, cost, crowd, of_plan
+from .network_model import AGGREGATOR, CODINGS, MEDIA, Cluster, Cost, cost, crowd, of_plan, stretch_of
 from .recording import Recording, RecordingError
 from .recording import load as read
-from .step_simulation import Played, Setting, drawn_again, play
+from .step_simulation import GONE, NOT_OVERLAPPED, Played, Setting, drawn_again, play
 
 WIRES = {"none": 1.0, "fp16": 0.5, "bf16": 0.5, **dict.fromkeys(CODINGS, 1.0)}  # codings: smaller between hosts alone
-RANKS_MAX = 10_000
+RANKS_MAX = SYNC_MAX = 10_000
 FAR = 8  # times the recorded ranks
 FEW = 20  # steps
 AGAIN = 12  # times that the recording is drawn again, and so many steps are played each time
@@ -37,7 +37,7 @@ AGAIN_STEPS = 50
 SURE = 1.645  # standard deviations, for nine of ten
 RUNS = 0.02  # of a step: the standard deviation of runs of one job on a quiet machine
 STATED_LINK, UNMEASURED = 0.25, 0.1
-SHARING, SHARED = 0.08, 0.15  # what ranks that share processors lose beyond the sharing, and how unsure that is
+SHARED = 0.15  # how unsure is what ranks that share processors lose
 
 
 @dataclass(frozen=True)
@@ -54,6 +54,7 @@ class Prediction:
         alone_ms (float): the duration without communication.
         confidence (str): ``high``, ``medium`` or ``low``.
         notes (list of str): what is assumed and what was not measured.
+        sync_every (int): the steps that share one exchange; times are of the mean step.
 
     Example:
         ::
@@ -80,6 +81,7 @@ class Prediction:
     plan: str | None
     confidence: str
     notes: list[str] = field(default_factory=list)
+    sync_every: int = 1
 
     @property
     def efficiency(self) -> float:
@@ -119,7 +121,7 @@ class Job:
     def step(
         self, ranks: int, *, hosts: int | None = None, link: str | None = None, medium: str | None = None,
         cores: int | None = None, plan: str | None = None, fusion_mb: float | None = None, wire: str = "none",
-        batch: float = 1.0, seed: int = 0
+        batch: float = 1.0, seed: int = 0, sync_every: int = 1
     ) -> Prediction:  # fmt: skip
         """Predict one training step at another size.
 
@@ -136,6 +138,8 @@ class Job:
                 last two change only what travels between hosts.
             batch (float): the batch as a multiple of the recorded one. Default: 1.0.
             seed (int): the seed of the draws. Default: 0.
+            sync_every (int): the steps that a rank takes on its own before all ranks exchange, as with
+                ``hvd.DiLoCo``. Ranks wait for that exchange. Default: 1, an exchange in each step.
 
         Returns:
             Prediction: times in milliseconds.
@@ -146,7 +150,7 @@ class Job:
             ValueError: an argument is not valid.
         """
         rec, notes = self.recording, [self.fit.note] if self.fit.note else []
-        wires = _checked(ranks, wire, batch, fusion_mb)
+        wires = _checked(ranks, wire, batch, fusion_mb, sync_every)
         ranks, rest = divmod(ranks, rec.of_copy)
         if rest:
             raise ValueError(
@@ -164,15 +168,18 @@ class Job:
         wire_link = None if link is None else read_link(link)
         fusion = rec.fusion if fusion_mb is None else fusion_mb * (1 << 20)
         far = self._cost(cluster, was, wire_link, plan, wire)
-        stretch = _stretch(cluster, was, self.computing.cpu)
-        setting = Setting(fusion, stretch, batch, wires, cluster.hosts > 1)
-        setting_alone = Setting(fusion, 1.0, batch, wires)
+        stretch = stretch_of(cluster, was, self.computing.cpu)
+        setting = Setting(fusion, stretch, batch, wires, cluster.hosts > 1, sync_every)
+        setting_alone = Setting(fusion, 1.0, batch, wires, sync_every=sync_every)
         foreign = link is not None and was.medium == "shm"  # its scatter is not that of a network
         whole = play(self.computing, ranks, far, None if foreign else self.fit, setting, seed=seed)
         alone = play(self.computing, 1, lambda size: 0.0, None, setting_alone, 100, seed)
         nothing = far(0.0)
         free = play(self.computing, ranks, lambda size: nothing, None, setting, 50, seed)
         unmeasured = self._unmeasured(cluster, was, link, plan, batch, stretch)
+        if sync_every > 1 and ranks > 1:
+            notes.append(NOT_OVERLAPPED)
+            unmeasured += [GONE] if len(rec.phases) > 1 else []
         if wire in CODINGS and cluster.hosts > 1:
             taken = CODINGS[wire].each
             unmeasured.append(f"{wire} is taken to need {taken:g} ns for each byte of float32: not measured")
@@ -190,7 +197,7 @@ class Job:
             ranks * rec.of_copy, ms, low / 1e6, high / 1e6, whole.exposed / 1e6, whole.late / 1e6,
             max(0.0, ms - free.step / 1e6), alone.step / 1e6, cluster.medium, cluster.hosts, cluster.cores,
             fusion / (1 << 20), wire, batch, link, plan, self._confidence(cluster, notes, unmeasured),
-            notes + unmeasured,
+            notes + unmeasured, sync_every,
         )  # fmt: skip
 
     def picture(self, prediction: Prediction, seed: int = 0) -> Played:
@@ -207,8 +214,8 @@ class Job:
         ranks = p.ranks // self.recording.of_copy
         cluster, was, _ = self._clusters(ranks, p.hosts, p.medium, p.cores, p.link is not None)
         link = None if p.link is None else read_link(p.link)
-        stretch = _stretch(cluster, was, self.computing.cpu)
-        setting = Setting(p.fusion_mb * (1 << 20), stretch, p.batch, WIRES[p.wire], cluster.hosts > 1)
+        stretch = stretch_of(cluster, was, self.computing.cpu)
+        setting = Setting(p.fusion_mb * (1 << 20), stretch, p.batch, WIRES[p.wire], cluster.hosts > 1, p.sync_every)
         far = self._cost(cluster, was, link, p.plan, p.wire)
         return play(self.computing, ranks, far, self.fit, setting, 5, seed, picture=True)
 
@@ -366,24 +373,15 @@ def _of_alone(rec: Recording, alone: Recording) -> Recording:
     )
 
 
-def _stretch(cluster: Cluster, was: Cluster, need: float) -> float:
-    """How many times longer a rank computes than recorded, since more ranks share the processors. All wait for the last
-    rank: where they cannot be shared evenly, it is taken halfway to the next whole number of ranks for each."""
-    now, before = crowd(cluster, need), crowd(was, need)
-    if now <= before:
-        return now / before
-    full = -(-cluster.ranks // (cluster.hosts * cluster.cores)) * cluster.cores * cluster.hosts
-    return (1 + SHARING) * (now + crowd(replace(cluster, ranks=full), need)) / 2 / before
-
-
 def _times(far: Cost, slower: float, size: float) -> float:
     return far(size) * slower
 
 
-def _checked(ranks: int, wire: str, batch: float, fusion_mb: float | None) -> float:
+def _checked(ranks: int, wire: str, batch: float, fusion_mb: float | None, sync_every: int) -> float:
     """Bytes on the wire for each of a gradient. Raises ValueError."""
-    if isinstance(ranks, bool) or not isinstance(ranks, int) or not 1 <= ranks <= RANKS_MAX:
-        raise ValueError(f"ranks must be a whole number from 1 to {RANKS_MAX}, not {ranks!r} [HVD008]")
+    for what, given, most in (("ranks", ranks, RANKS_MAX), ("sync_every", sync_every, SYNC_MAX)):
+        if isinstance(given, bool) or not isinstance(given, int) or not 1 <= given <= most:
+            raise ValueError(f"{what} must be a whole number from 1 to {most}, not {given!r} [HVD008]")
     if wire not in WIRES:
         raise ValueError(f"wire {wire!r} cannot be predicted: choose from {', '.join(WIRES)} [HVD008]")
     if not 0 < batch < 1e6:

@@ -13,8 +13,8 @@ from .network_model import AGGREGATOR
 from .prediction import Job, Prediction
 
 HEAD = (
-    "ranks", "hosts", "fusion MB", "wire", "batch", "step ms", "range", "waits ms", "efficiency", "bound by",
-    "confidence",
+    "ranks", "hosts", "fusion MB", "wire", "batch", "sync every", "step ms", "range", "waits ms", "efficiency",
+    "bound by", "confidence",
 )  # fmt: skip
 
 
@@ -43,12 +43,14 @@ def table(rows: Sequence[Prediction]) -> list[str]:
     cells: list[Sequence[str]] = [HEAD]
     cells += [
         (
-            str(p.ranks), str(p.hosts), f"{p.fusion_mb:g}", p.wire, f"{p.batch:g}x", f"{p.ms:.2f}",
+            str(p.ranks), str(p.hosts), f"{p.fusion_mb:g}", p.wire, f"{p.batch:g}x", str(p.sync_every), f"{p.ms:.2f}",
             f"{p.low:.2f} to {p.high:.2f}", f"{p.exposed_ms:.2f}", f"{p.efficiency:.0%}", p.bound, p.confidence,
         )
         for p in rows
     ]  # fmt: skip
-    wide = [max(len(row[i]) for row in cells) for i in range(len(HEAD))]
+    if all(p.sync_every == 1 for p in rows):
+        cells = [[cell for head, cell in zip(HEAD, row) if head != "sync every"] for row in cells]
+    wide = [max(map(len, column)) for column in zip(*cells)]
     return ["  ".join(cell.rjust(w) for cell, w in zip(row, wide)) for row in cells]
 
 
@@ -79,7 +81,7 @@ def advice(job: Job, rows: Sequence[Prediction]) -> list[str]:
     if p.wire == "none" and p.plan != AGGREGATOR:  # which has integers of 32 bits on the wire, whatever the tensor's
         half = job.step(
             p.ranks, hosts=p.hosts, cores=p.cores or None, link=p.link, medium=p.medium, plan=p.plan,
-            fusion_mb=p.fusion_mb, wire="fp16", batch=p.batch
+            fusion_mb=p.fusion_mb, wire="fp16", batch=p.batch, sync_every=p.sync_every
         )  # fmt: skip
         text += f", float16 on the wire {half.ms:.1f} ms"
     return [text]

@@ -6,6 +6,9 @@ the last rank has it. What becomes ready within a burst travels together, up to 
 at a time and takes what `network_model.py` says, times a recorded ratio of buckets of that size. All ranks begin the
 next step when theirs is over: so stragglers follow from the draws, and need no formula. Over a wire votes wait behind
 data that are in flight, in shared memory they do not.
+
+With `sync_every` above 1 a rank draws so many steps and waits for nobody in them. They count as one step, whose
+gradients are all ready at its end.
 """
 
 from __future__ import annotations
@@ -18,11 +21,19 @@ import numpy as np
 
 from .fit import Fit
 from .network_model import Cost
+from .phases import Phase
 from .rank_timeline import Floats
 from .recording import Recording
 
 STEPS, PICTURE_STEPS, SHOWN = 200, 5, 16
 STRETCHES = 8  # of a recording
+EXCHANGES_MIN = 20  # of many steps each: as sure as STEPS of one
+# Notes of a prediction: what the play of several steps without an exchange takes for granted.
+NOT_OVERLAPPED = (
+    "with sync_every above 1, ranks are taken to wait for the whole exchange, and an outer optimizer to need no time "
+    "(hvd.DiLoCo with fragments and delay hides most of that wait)"
+)
+GONE = "recorded steps wait in their middle: with sync_every above 1 such waits are taken to be gone: not measured"
 
 
 class Played(NamedTuple):
@@ -44,6 +55,7 @@ class Setting:
     batch: float = 1.0  # of what comes before its last gradient
     wire: float = 1.0  # bytes that travel for each of a gradient
     behind: bool = True  # votes wait behind data
+    sync_every: int = 1  # steps of each rank's own before one exchange
 
 
 class _Wire:
@@ -100,17 +112,26 @@ def play(
     chance = random.Random(seed)
     wire, begin = _Wire(rec, cost, fit, setting, chance), np.zeros(n)
     ready_of, tail_of = rec.ready * (setting.stretch * setting.batch), rec.tail * setting.stretch
+    phases, every, numbers = rec.phases, setting.sync_every, np.random.default_rng(seed)
+    steps = min(steps, max(EXCHANGES_MIN, steps // every))
+    took_of = ready_of.max(1, initial=0.0) + tail_of
+    if every > 1 and phases:
+        phases = [Phase(list(range(ready_of.shape[1])), [], 0.0)]
     out, seen = [], []
     for number in range(steps):
         shown = range(min(n, SHOWN) if picture and number < PICTURE_STEPS else 0)
-        drawn = _drawn(chance, len(ready_of), rec.together, n)
-        ready, tail = ready_of[drawn], tail_of[drawn]
+        if every > 1:
+            tail = _own_steps(numbers, took_of, rec.together, n, every)
+            ready, tail = np.repeat(tail[:, None], ready_of.shape[1], 1), tail * (not phases)
+        else:
+            drawn = _drawn(chance, len(ready_of), rec.together, n)
+            ready, tail = ready_of[drawn], tail_of[drawn]
         if setting.stretch > 1:  # they share processors: what one takes longer, the others take longer, too
             ready, tail = np.broadcast_to(ready.mean(0), ready.shape), np.full(n, tail.mean())
         now, waited, late = begin.copy(), np.zeros(n), np.zeros(n)  # now: when a rank would be here if it only computed
         arrived = now
         wire.begin()
-        for phase in rec.phases:
+        for phase in phases:
             if phase.after and n > 1:
                 stops = now + ready[:, phase.members].min(1) - phase.gap * setting.stretch
                 pause = np.maximum(0.0, max(wire.done[i] for i in phase.after) - stops)
@@ -128,11 +149,11 @@ def play(
         late += np.minimum(last, arrived.max() - arrived)
         out.append(((ends - begin).mean(), (waited + last).mean(), late.mean()))
         for rank in shown:
-            seen.append((rank, "step", begin[rank], ends[rank]))
+            seen.append((rank, "step" if every == 1 else f"{every} steps", begin[rank], ends[rank]))
             seen.append((rank, "waits", arrived[rank], arrived[rank] + last[rank]))
         seen += [(-1, f"{size / 1e6:.2f} MB", start, end) for size, start, end in wire.moved if shown]
         begin = ends
-    rows = np.array(out)
+    rows = np.array(out) / every
     step, exposed, behind = rows.mean(0).tolist()
     return Played(step, exposed, behind, rows[:, 0], seen)
 
@@ -166,6 +187,17 @@ def _drawn(chance: random.Random, draws: int, together: int, n: int) -> list[int
         return chance.choices(range(draws), k=n)
     steps = chance.choices(range(draws // together), k=-(-n // together))
     return [step * together + rank for step in steps for rank in range(together)][:n]
+
+
+def _own_steps(numbers: np.random.Generator, took: Floats, together: int, n: int, every: int) -> Floats:
+    """ns of `every` steps of each rank, drawn as `_drawn` draws one. Of many: how often each comes."""
+    of = took.reshape(-1, together if n >= together else 1)
+    draws, groups = len(of), -(-n // of.shape[1])
+    if every < draws:
+        sums = of[numbers.integers(draws, size=(every, groups))].sum(0)
+    else:
+        sums = numbers.multinomial(every, np.full(draws, 1 / draws), groups) @ of
+    return np.asarray(sums.ravel()[:n])
 
 
 def _buckets(order: list[int], size: list[float], fusion: float) -> list[list[int]]:

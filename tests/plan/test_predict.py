@@ -256,6 +256,14 @@ def test_the_program_says_rows_notes_advice_json_timeline_and_what_a_larger_job_
     said = json.loads(out)
     assert said["predicted"][0]["ranks"] == 64 and said["recorded"]["bytes"] == 4 << 20
     assert {"step", "waits"} <= {row["name"] for row in json.loads(line.read_text()) if row["ph"] == "X"}
+    words = (tmp_path / "r", "--ranks", "2,4", "--sync-every", "1,10", "--timeline", line, "--svg", tmp_path / "a.svg")
+    code, own, err = told(capsys, *words)
+    assert code == 0 and "sync every" in own and "sync every" not in out and own.count("with sync_every above 1") == 1
+    assert ", every 10" in (tmp_path / "a.svg").read_text() and '"10 steps"' in line.read_text()
+    said = json.loads(told(capsys, *words[:5], "--json")[1])["predicted"]
+    assert [(p["ranks"], p["sync_every"]) for p in said] == [(2, 1), (2, 10), (4, 1), (4, 10)]
+    code, _, err = told(capsys, *words[:5], "--compare", tmp_path / "larger")
+    assert code == 2 and "leave out --compare or --sync-every" in err
 
 
 def mixed(folder, name):
@@ -308,7 +316,8 @@ def test_a_timeline_that_was_cut_or_has_lost_events_counts_as_far_as_it_goes(tmp
         ("--link", "0gbit,1us"), ("--link", "25gbit,20miles"), ("--batch", "-1"), ("--fusion-mb", "x"),
         ("--hosts", "0"), ("--plan", "ring"), ("--ranks", "20000"), ("--ranks", "inf"),
         ("--hosts", "1", "--link", "1gbit,1us"), ("--plan", "ring", "--hosts", "2", "--link", "1gbit,1us"),
-        ("--plan", "ring", "--link", "1gbit,1us", "--wire", "int8"),
+        ("--plan", "ring", "--link", "1gbit,1us", "--wire", "int8"), ("--sync-every", "0"), ("--sync-every", "-1"),
+        ("--sync-every", "1.5"), ("--sync-every", "1000000000"),
     ],
 )  # fmt: skip
 def test_words_that_cannot_be_are_refused(tmp_path, capsys, words):
