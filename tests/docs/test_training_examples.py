@@ -194,3 +194,10 @@ def test_an_example_without_its_aggregator_says_how_to_start_one():
     pytest.importorskip("sklearn")
     code, output = run(2, "29_aggregator.py")
     assert code == 1 and "start it with hvdlite-run --aggregators 1" in output, output
+
+
+@pytest.mark.parametrize("flags", [("--fragments", 4, "--delay", 3), *everything((), ("--bits", 4))])
+def test_islands_with_local_steps_learn_digits(flags):
+    pytest.importorskip("sklearn")
+    code, output = run(4, "30_local_steps.py", *flags)
+    assert code == 0 and accuracies(output)[-1] >= 90.0, output
