@@ -169,6 +169,21 @@ def test_training_with_compressed_gradients_is_drawn_beside_ddp(tmp_path):
     assert (tmp_path / "loss.svg").read_text().count("<polyline") == 3
 
 
+@pytest.mark.skipif(not EVERYTHING, reason="tests/run everything")
+def test_local_steps_are_measured_beside_sync_go_on_where_they_stopped_and_are_drawn(tmp_path):
+    pytest.importorskip("torch")
+    words = [sys.executable, str(BENCHMARKS / "low_communication.py")]
+    few = ["--seeds", "0", "--ranks", "2", "--sync-every", "20", "--record-every", "20", "--steps", "40"]
+    for only in (["--only", "sync"], []):
+        command = [*words, "loss", "-o", tmp_path / "runs", *few, *only]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS)
+        assert done.returncode == 0, done.stdout + done.stderr
+    assert len(re.findall(r"^ +2 +(?:1 +sync|20 +(?:local|diloco|streaming|int4)) .*\dx$", done.stdout, re.M)) == 5
+    assert len((tmp_path / "runs").read_text().splitlines()) == 5
+    subprocess.run([*words, "picture", tmp_path / "runs", "-o", tmp_path / "loss.svg"], check=True, timeout=SECONDS)
+    assert (tmp_path / "loss.svg").read_text().count("<polyline") == 5
+
+
 def test_the_plane_is_measured_in_c_in_every_dtype():
     programs = importlib.import_module("programs")
     for dtype in ("float32", "bfloat16", "float16"):
