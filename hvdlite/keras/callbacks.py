@@ -5,6 +5,7 @@
     hvd.callbacks.CheckConsistencyCallback(every=100)        an error when the ranks' weights drift apart
     hvd.callbacks.LearningRateWarmupCallback(initial_lr=...) from the rate of one rank to that of all
     hvd.callbacks.StatsCallback()                            what steps cost, for the TensorBoard callback after it
+    hvd.callbacks.DiLoCoCallback(sync_every=100)             steps of each rank's own, see local_steps.py
 
 They work on every backend that hvdlite.keras works on. Those of elastic training come with elastic training.
 Put MetricAverageCallback before callbacks that read the logs (ReduceLROnPlateau, EarlyStopping, ModelCheckpoint).
@@ -24,7 +25,8 @@ from ..ops.objects import allgather_object
 from .arguments import check_number
 from .backend import broadcast, keras, key_of
 from .consistency import check_consistency
-from .undistributed import Alone, warn_without_batch
+from .local_steps import DiLoCoCallback, LocalSGDCallback
+from .undistributed import Alone, averaged, warn_without_batch
 
 _Callback: Any = keras.callbacks.Callback
 
@@ -34,7 +36,8 @@ class BroadcastGlobalVariablesCallback(_Callback):
 
     It waits for the first batch because that batch creates all variables. With ``steps_per_execution`` above 1 the
     first batches are several steps from each rank's own weights. In that case broadcast ``model.variables`` before
-    ``fit``. The states of random seeds are not sent, so ranks drop out different units.
+    ``fit``. The states of random seeds are not sent, so ranks drop out different units. Nothing is sent where a
+    ``DiLoCoCallback`` has sent the weights before.
 
     A model without a ``DistributedOptimizer`` may have gradients that nothing averages. Its ranks compare the trainable
     weights after the second batch and, if they differ, 16 batches later. If they still differ and no batch has called a
@@ -88,14 +91,15 @@ class BroadcastGlobalVariablesCallback(_Callback):
             if self._alone is not None:
                 self._alone.batch(self._trained())
             return
-        if _core.size() > 1:
+        own = averaged.get(self.model)  # ranks that have begun alike: the first step of each is not to be lost
+        if _core.size() > 1 and (own is None or own.size() < _core.size()):
             optimizer = getattr(self.model, "optimizer", None)
             found = list(self.model.weights)  # not the states of random seeds: ranks drop out different units
             of_optimizer = getattr(optimizer, "variables", [])
             found += of_optimizer() if callable(of_optimizer) else of_optimizer
             seen: set[int] = set(self._local)
             broadcast([v for v in found if not (id(v) in seen or seen.add(id(v)))], self.root_rank)  # type: ignore
-            if not self._reducers():
+            if own is None and not self._reducers():
                 self._alone = Alone("BroadcastGlobalVariablesCallback")
         self.broadcast_done = True
 
@@ -438,8 +442,10 @@ __all__ = [
     "BestModelCheckpoint",
     "BroadcastGlobalVariablesCallback",
     "CheckConsistencyCallback",
+    "DiLoCoCallback",
     "LearningRateScheduleCallback",
     "LearningRateWarmupCallback",
+    "LocalSGDCallback",
     "MetricAverageCallback",
     "StatsCallback",
 ]

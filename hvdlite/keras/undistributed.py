@@ -7,15 +7,19 @@ so inside a batch.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
 from .. import _core, metrics
 from ..errors.user_warning import warn
+from ..process_sets.process_set import ProcessSet
 from .backend import start_check
 from .initial_check import ALONE
 
 _BETWEEN = 16  # batches between the two comparisons
+# Models in fit whose weights a callback averages, over these ranks, which have begun with the same weights.
+averaged: weakref.WeakKeyDictionary[Any, ProcessSet] = weakref.WeakKeyDictionary()
 
 
 class Alone:

@@ -14,7 +14,7 @@ import pytest
 from chaotic import left, plan
 from ranks import everything
 
-SEEDS = (13, 19, 50, 83, 98, *everything(18, 37, 74, 94, 156))
+SEEDS = (13, 19, 50, 83, *everything(98, 18, 37, 74, 94, 156))
 LATE = (90083, 90197, 633)
 JOBS = 2
 LEAVES = """

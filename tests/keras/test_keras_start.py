@@ -7,7 +7,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from ranks import as_ranks
+from ranks import as_ranks, everything
 
 if find_spec("tensorflow") is None:  # importing it takes seconds, and only ranks need it
     pytest.skip("TensorFlow is not installed", allow_module_level=True)
@@ -35,7 +35,7 @@ def fitted(*callbacks, same=False, local=False, eager=False, rows=8, **terms):
     return [str(each.message) for each in said if "HVD302" in str(each.message)]
 
 
-@pytest.mark.parametrize("eager", [True, False], ids=["eager", "graph"])
+@pytest.mark.parametrize("eager", [False, *everything(True)])
 @as_ranks(2, deadline=300)
 def test_who_forgets_the_broadcast_is_told_once_or_fails(eager):
     import tensorflow as tf
