@@ -1,4 +1,4 @@
-"""Ranks with local steps are killed at random moments: the others keep theirs, and newcomers begin with global weights."""
+"""Ranks with local steps are killed at random moments: the others keep theirs, newcomers begin with global weights."""
 
 import os
 import random

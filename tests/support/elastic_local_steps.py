@@ -1,5 +1,5 @@
-"""Program of an elastic job with DiLoCo. At each start a rank that has trained before looks whether it still has what it
-had, but for fragments whose exchange it has missed; a newcomer looks whether it begins with the global weights.
+"""Program of an elastic job with DiLoCo. At each start a rank that has trained before looks whether it still has what
+it had, but for fragments whose exchange it has missed; a newcomer looks whether it begins with the global weights.
 """
 
 import os

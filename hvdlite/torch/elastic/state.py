@@ -266,12 +266,14 @@ class TorchState(ObjectState):
 
         With a ``DiLoCo`` the rank keeps what it has: others have no copy of its local steps to go back to.
         """
-        if self._local():
+        own = self._own()
+        for handler in self._handlers.values():
+            if not own or (isinstance(handler.value, (torch.nn.Module, torch.optim.Optimizer)) and handler not in own):
+                handler.restore()
+        if own:
             partial_step.go_back(self._parts(), None)
             self.save()
             return
-        for handler in self._handlers.values():
-            handler.restore()
         partial_step.go_back(self._parts(), self._kept)
         super().restore()
 
@@ -287,19 +289,21 @@ class TorchState(ObjectState):
             HvdPeerLostError: a rank has left or died. All copies stay as they were.
         """
         models = [each.value for each in self._handlers.values() if isinstance(each.value, torch.nn.Module)]
-        local = self._local()
-        keeps = any(each.begun() for each in local)
+        local, own = self._local(), self._own()
         with self._all_or_none():
-            for handler in self._handlers.values():
-                if isinstance(handler, OptimizerStateHandler):
-                    handler.models = models
-                handler.sync()
-            kept = broadcast_object(on_cpu(partial_step.kept(self._parts())))
-            if keeps:
+            for handler in own:
+                handler.save()
+            mine = partial_step.kept(self._parts())
+            try:
                 for handler in self._handlers.values():
-                    if isinstance(handler.value, (torch.nn.Module, torch.optim.Optimizer)):
-                        handler.restore()
-                kept = self._kept
+                    if isinstance(handler, OptimizerStateHandler):
+                        handler.models = models
+                    handler.sync()
+                kept = broadcast_object(on_cpu(mine))
+            finally:
+                for each in local[:1]:
+                    each.put_back(own)
+            kept = mine if own else kept
             for each in local:
                 each.catch_up()
             partial_step.go_back(self._parts(), kept)
@@ -364,6 +368,11 @@ class TorchState(ObjectState):
 
     def _local(self) -> list[Any]:
         return [each for each in self._handlers.values() if hasattr(each, "catch_up")]
+
+    def _own(self) -> list[StateHandler]:
+        """Handlers of models and optimizers with which this rank has made local steps."""
+        local, handlers = self._local(), self._handlers.values()
+        return [handler for handler in handlers if any(each.keeps(handler.value) for each in local)]
 
     def _samplers(self) -> list[SamplerStateHandler]:
         return [each for each in self._handlers.values() if isinstance(each, SamplerStateHandler)]

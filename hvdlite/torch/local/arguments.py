@@ -18,8 +18,8 @@ from ...process_sets.process_set import ProcessSet, global_process_set
 from ...rendezvous import elastic_member
 
 
-def parts_of(model: Any) -> tuple[list[tuple[str, torch.Tensor]], list[torch.Tensor]]:
-    """Parameters, each once, and the float buffers that a checkpoint has."""
+def parts_of(model: Any) -> tuple[list[tuple[str, torch.Tensor]], list[str]]:
+    """Parameters, each once, and the names of the float buffers that a checkpoint has."""
     if not isinstance(model, torch.nn.Module):
         pairs = list(model)
         first: dict[int, Any] = {}
@@ -27,7 +27,7 @@ def parts_of(model: Any) -> tuple[list[tuple[str, torch.Tensor]], list[torch.Ten
             first.setdefault(id(pair[1]) if isinstance(pair, tuple) and len(pair) == 2 else id(pair), pair)
         return list(first.values()), []
     kept = model.state_dict(keep_vars=True)
-    buffers = [each for name, each in model.named_buffers() if name in kept and each.is_floating_point()]
+    buffers = [name for name, each in model.named_buffers() if name in kept and each.is_floating_point()]
     return list(model.named_parameters()), buffers
 
 

@@ -25,6 +25,7 @@ from ... import _core, metrics
 from ...errors import HvdStateError
 from ...lifecycle.init import incarnations
 from ...ops.arguments import NoneCompressor, Quantized
+from ...ops.objects import broadcast_object
 from ...process_sets.levels import levels_of, why_plain
 from ...process_sets.process_set import ProcessSet, global_process_set
 from ...training.consistency import require_equal
@@ -70,8 +71,8 @@ class DiLoCo:
 
     Args:
         named_parameters (torch.nn.Module or iterable of (str, tensor)): a model or its ``named_parameters()``, with all
-            parameters that ``optimizer`` trains. Of a model, float buffers such as BatchNorm's are averaged as well.
-            Otherwise buffers stay local.
+            parameters that ``optimizer`` trains. Others stay local. Of a model, float buffers such as BatchNorm's are
+            averaged as well.
         optimizer (torch.optim.Optimizer): the inner optimizer. It may be a ``DistributedOptimizer`` with the process
             set of an island of ranks, which averages in each step.
         sync_every (int): steps between two exchanges of the same weights. Default: 100.
@@ -119,6 +120,7 @@ class DiLoCo:
         check(optimizer, sync_every, fragments, delay, alpha)
         check_exchange(compression, process_set)
         self._named, self._buffers = parts_of(named_parameters)
+        self._model: Any = named_parameters if self._buffers else None
         named(optimizer, self._named)
         pairs = [(each, name) for name, each in self._named]
         refuse_wrappers(pairs)
@@ -127,9 +129,10 @@ class DiLoCo:
         self._compression, self._process_set = compression, process_set
         self._settings = [f"sync_every={sync_every}", f"fragments={fragments}", f"delay={delay}", f"alpha={alpha:g}"]
         self._settings += [f"compression={getattr(compression, '__name__', repr(compression))}"]
-        self._schedule = Schedule(sync_every, fragments, delay)
+        self._settings += [f"buffer {name}" for name in self._buffers]
+        self._schedule, self._sync_every = Schedule(sync_every, fragments, delay), sync_every
         self._fragments: list[Fragment] = []
-        self._averages: list[torch.Tensor] = []  # of buffers, as they arrived
+        self._stepped = False  # since all ranks had the same buffers
         self._in_flight: dict[int, _Sent] = {}
         self._known_in: int | None = None  # the incarnation of the job in which ranks have compared their settings
         self.wait_seconds = 0.0
@@ -140,8 +143,10 @@ class DiLoCo:
         former = optimizer.__dict__.get("_hvd_local")
         if former is not None and (former._in_flight or former._schedule.moved):
             raise ValueError("this optimizer has a DiLoCo with steps that are not averaged: call its finish() [HVD223]")
-        for hook in former._hooks if former is not None else ():
-            hook.remove()
+        if former is not None:
+            for hook in former._hooks:
+                hook.remove()
+            former._hooks = []
         optimizer.__dict__["_hvd_local"] = self
         self._hooks: list[Any] = []
         if self._process_set.included():
@@ -163,6 +168,10 @@ class DiLoCo:
             metrics.step(self)
         for sent in self._in_flight.values():
             sent.poll()
+        overflow = getattr(optimizer, "found_inf", None)
+        if overflow is not None and overflow.item():  # a fused optimizer, which leaves out what GradScaler tells it to
+            return
+        self._stepped = True
         for what, number in self._schedule.after_step():
             if what == "send":
                 self._send(number, True)
@@ -187,6 +196,7 @@ class DiLoCo:
         self._meet()
         for _, number in self._schedule.before_end():
             self._arrive(number)
+        stepped = self._stepped or bool(self._schedule.moved)
         quiet = 0  # turns in which no rank made further steps
         while quiet < len(self._fragments):
             number = self._schedule.next_at_end()
@@ -194,8 +204,11 @@ class DiLoCo:
             quiet = 0 if self._arrive(number, ends=True) else quiet + 1
         for fragment in self._fragments:
             fragment.publish()
-        for mine, average in zip(self._buffers, self._averages):
-            mine.copy_(average)
+        if self._buffers:
+            values = [torch.tensor([stepped], dtype=torch.float64), *self._buffers_to_send(stepped)]
+            (weight,), *sums = WeightSum(values, f"{self._name}.buffers", NoneCompressor, self._process_set).wait()
+            self._take_buffers(sums, weight.item(), 1.0)
+        self._stepped = False
 
     # Of a turn.
 
@@ -204,7 +217,7 @@ class DiLoCo:
         weight = number in self._schedule.moved
         values = [torch.tensor([weight, goes_on], dtype=torch.float64)]
         if number == len(self._fragments) - 1:
-            values += [each.clone() if weight else torch.zeros_like(each) for each in self._buffers]
+            values += self._buffers_to_send(weight)
         flags = WeightSum(values, f"{self._name}.{number}.flags", NoneCompressor, self._process_set)
         weights = self._weights(number, True) if weight else None
         self._in_flight[number] = _Sent(flags, weights)
@@ -228,11 +241,23 @@ class DiLoCo:
             mixed = 1.0 if ends or not self._schedule.delay else self._alpha
             self._fragments[number].step(sums, weight)
             self._fragments[number].publish(mixed)
-            for mine, average, total in zip(self._buffers, self._averages, buffers):
-                mine.lerp_(average.copy_(total.div_(weight)), mixed)
+            self._take_buffers(buffers, weight, mixed)
         del self._in_flight[number]
         self._schedule.has_arrived(number)
         return bool(goes_on)
+
+    def _current_buffers(self) -> list[torch.Tensor]:
+        """Looked up by name, since a module may replace them."""
+        found = dict(self._model.named_buffers()) if self._buffers else {}
+        return [found[name].detach() for name in self._buffers]
+
+    def _buffers_to_send(self, moved: bool) -> list[torch.Tensor]:
+        return [each.clone() if moved else torch.zeros_like(each) for each in self._current_buffers()]
+
+    def _take_buffers(self, sums: list[torch.Tensor], weight: float, alpha: float) -> None:
+        for mine, total in zip(self._current_buffers(), sums):
+            if weight:
+                mine.lerp_(total.div_(weight), alpha)
 
     def _require_same_parameters(self) -> None:
         trained = {id(each): name for part in self._fragments for name, each in zip(part.names, part.locals)}
@@ -255,6 +280,7 @@ class DiLoCo:
         if self._known_in == incarnations():
             return
         self._begin()
+        self._name = broadcast_object(self._name, self._process_set.ranks[0], "hvd.DiLoCo.name", self._process_set)
         shapes = [
             f"{name} {list(each.shape)} {each.dtype}"
             for part in self._fragments
@@ -273,13 +299,13 @@ class DiLoCo:
     def _begin(self) -> None:
         if self._fragments:
             return
-        trained = [pair for pair in self._named if pair[1].requires_grad]
+        inner = {id(each) for group in self._optimizer.param_groups for each in group["params"]}
+        trained = [(name, each) for name, each in self._named if each.requires_grad and id(each) in inner]
         parts = self._schedule.fragments
         if len(trained) < parts:
             raise ValueError(f"fragments={parts}: only {len(trained)} parameters are trained [HVD048]")
         slices = cut([each.numel() for _, each in trained], parts)
         self._fragments = [Fragment(trained[part], self._outer) for part in slices]
-        self._averages = [each.detach().clone() for each in self._buffers]
 
     # Checkpoints.
 
@@ -312,7 +338,10 @@ class DiLoCo:
         """
         if self._in_flight and self._known_in == incarnations():
             raise HvdStateError("an exchange of DiLoCo is under way: call finish() on all ranks first [HVD425]")
-        if state_dict["names"]:
+        if not state_dict["names"]:  # of one without steps
+            self._fragments = []
+            self._schedule.load(Schedule(self._sync_every, self._schedule.fragments, self._schedule.delay).state())
+        else:
             self._begin()
             mine = [(name, each.shape) for part in self._fragments for name, each in zip(part.names, part.globals)]
             found = [list(map(tuple, zip(*each))) for each in zip(state_dict["names"], state_dict["weights"])]
@@ -324,9 +353,7 @@ class DiLoCo:
                 )
             for part, weights, outer in zip(self._fragments, state_dict["weights"], state_dict["outer"]):
                 part.load(weights, outer)
-        else:
-            self._fragments = []
-        self._schedule.load(state_dict["schedule"])
+            self._schedule.load(state_dict["schedule"])
         self._in_flight.clear()
         self._known_in = None
 

@@ -23,6 +23,12 @@ class Fragment:
         self.names, self.locals = [name for name, _ in trained], [each for _, each in trained]
         self.globals = [_copied(each) for each in self.locals]
         self.outer: Any = outer(self.globals)
+        owned = [id(each) for group in getattr(self.outer, "param_groups", ()) for each in group["params"]]
+        if sorted(owned) != sorted(map(id, self.globals)):
+            raise ValueError(
+                "outer= must return an optimizer of exactly the parameters that it is given, which are copies of the "
+                "model's [HVD048]"
+            )
 
     def gradients(self, moved: bool) -> list[torch.Tensor]:
         """The outer gradients, from global weights to local ones; zeros if this rank has not trained."""

@@ -23,6 +23,7 @@ class Schedule:
     def __init__(self, sync_every: int, fragments: int, delay: int) -> None:
         self.period, self.fragments, self.delay = sync_every // fragments, fragments, delay
         self.step = self.turn = 0  # of the optimizer; that have been sent
+        self.due = self.period  # the step of the next turn
         self.again: list[int] = []  # fragments that were in flight when the ranks changed
         self.in_flight: dict[int, int] = {}  # fragment: the step at which it arrives
         self.arrived = [0] * fragments
@@ -33,7 +34,7 @@ class Schedule:
         self.step += 1
         self.moved = set(range(self.fragments))
         yield from self._arrivals(self.step)
-        while self.again or self.step // self.period > self.turn:
+        while self.again or self.step >= self.due:
             if (number := self.next()) is not None:
                 yield "send", number
         yield from self._arrivals(self.step)
@@ -53,13 +54,17 @@ class Schedule:
         number = (self.turn + 1) % self.fragments
         if number not in self.in_flight:
             return number
-        self.turn += 1
+        self._next_turn()
         return None
+
+    def _next_turn(self) -> None:
+        self.turn += 1
+        self.due += self.period
 
     def next_at_end(self) -> int:
         """The fragment to send when this rank makes no further steps, while others may."""
         if not self.again:
-            self.step = max(self.step, (self.turn + 1) * self.period)
+            self.step = max(self.step, self.due)
         number = self.next()
         assert number is not None, "nothing is in flight at the end"
         return number
@@ -71,7 +76,7 @@ class Schedule:
         if number in self.again:
             self.again.remove(number)
         else:
-            self.turn += 1
+            self._next_turn()
 
     def has_arrived(self, number: int) -> None:
         """It is not in flight any more."""
@@ -82,12 +87,14 @@ class Schedule:
         """For `load`. What is in flight is not part of it, and is to be sent again."""
         again = sorted({*self.again, *self.in_flight})
         return {
-            "step": self.step, "turn": self.turn, "again": again, "arrived": [*self.arrived], "moved": [*self.moved]
+            "step": self.step, "turn": self.turn, "due": self.due, "period": self.period, "again": again,
+            "arrived": [*self.arrived], "moved": sorted({*self.moved, *again}),
         }  # fmt: skip
 
     def load(self, state: dict[str, Any]) -> None:
-        """Go on from the counts of `state`, which may be another rank's."""
+        """Go on from the counts of `state`, which may be another rank's. With another period, one begins."""
         self.step, self.turn, self.again = state["step"], state["turn"], [*state["again"]]
+        self.due = state["due"] if state["period"] == self.period else self.step + self.period
         self.arrived, self.moved, self.in_flight = [*state["arrived"]], set(state["moved"]), {}
 
 
