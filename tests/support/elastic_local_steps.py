@@ -57,6 +57,7 @@ def train(state):
 
 
 hvd.init()
+torch.set_num_threads(1)
 torch.manual_seed(hvd.rank())
 model = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.Linear(8, 6))
 optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)

@@ -252,12 +252,13 @@ class DiLoCo:
         return [found[name].detach() for name in self._buffers]
 
     def _buffers_to_send(self, moved: bool) -> list[torch.Tensor]:
-        return [each.clone() if moved else torch.zeros_like(each) for each in self._current_buffers()]
+        copies = [each.to("cpu", copy=True) for each in self._current_buffers()]  # beside the counts, in a group
+        return copies if moved else [torch.zeros_like(each) for each in copies]
 
     def _take_buffers(self, sums: list[torch.Tensor], weight: float, alpha: float) -> None:
         for mine, total in zip(self._current_buffers(), sums):
             if weight:
-                mine.lerp_(total.div_(weight), alpha)
+                mine.lerp_(total.div_(weight).to(mine.device), alpha)
 
     def _require_same_parameters(self) -> None:
         trained = {id(each): name for part in self._fragments for name, each in zip(part.names, part.locals)}
