@@ -1,7 +1,5 @@
 """DiLoCo and LocalSGD give the weights that one process computes which plays all ranks."""
 
-import contextlib
-
 import pytest
 from pretended_hosts import pretend
 from ranks import as_ranks
@@ -10,7 +8,7 @@ torch = pytest.importorskip("torch")
 
 import hvdlite.torch as hvd  # noqa: E402
 from hvdlite.torch.local import diloco  # noqa: E402
-from hvdlite.torch.local.schedule import Schedule, cut  # noqa: E402
+from hvdlite.torch.local.schedule import cut  # noqa: E402
 
 
 def network():
@@ -270,128 +268,3 @@ def test_one_rank_and_what_cannot_be():
     trainer.finish()
     hvd.LocalSGD(model, trainer._optimizer)
     assert [each.dtype for each in trainer._fragments[0].globals] == [torch.float32] * 4
-
-
-@as_ranks(2)
-def test_an_interrupted_wait_goes_on(monkeypatch):
-    model = network()
-    trainer = hvd.DiLoCo(model, adamw(model), sync_every=3)
-    wait, calls = diloco.WeightSum.wait, []
-
-    def interrupted(self):
-        calls.append(1)
-        if len(calls) in (2, 4):
-            raise KeyboardInterrupt
-        return wait(self)
-
-    monkeypatch.setattr(diloco.WeightSum, "wait", interrupted)
-    for step in range(14):
-        with contextlib.suppress(KeyboardInterrupt):
-            train(model, trainer._optimizer, step + 1, first=step)
-    monkeypatch.undo()
-    trainer.finish()
-    hvd.check_consistency(model)
-    assert isinstance(trainer._schedule, Schedule) and trainer._schedule.turn == 5
-
-
-def by_ones(model, steps):
-    """Steps of a model with one weight, each of which adds 1 + rank to it."""
-    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-    trainer = hvd.LocalSGD(model, optimizer, sync_every=4)
-    more_ones(model, optimizer, steps)
-    return trainer
-
-
-def more_ones(model, optimizer, steps):
-    for _ in range(steps):
-        model.weight.grad = torch.full((1, 1), -1.0 - hvd.rank())
-        optimizer.step()
-
-
-def one_weight():
-    model = torch.nn.Linear(1, 1, bias=False)
-    torch.nn.init.zeros_(model.weight)
-    return model
-
-
-@as_ranks(2)
-def test_what_was_in_flight_when_the_job_began_anew_is_not_lost():
-    model = one_weight()
-    trainer = hvd.DiLoCo(model, torch.optim.SGD(model.parameters(), lr=1.0), 4, diloco.nesterov, delay=2)
-    trainer._outer = lambda each: torch.optim.SGD(each, lr=1.0)
-    more_ones(model, trainer._optimizer, 4)
-    hvd.shutdown()
-    hvd.init()
-    trainer.finish()
-    assert model.weight.item() == 6.0
-
-
-@as_ranks(2)
-def test_a_longer_period_begins_where_a_checkpoint_is_loaded():
-    model = one_weight()
-    state = by_ones(model, 40).state_dict()
-    longer = hvd.LocalSGD(model, torch.optim.SGD(model.parameters(), lr=1.0), sync_every=10)
-    longer.load_state_dict(state)
-    more_ones(model, longer._optimizer, 10)
-    assert model.weight.item() == 60.0 + 15.0
-
-
-@as_ranks(2)
-def test_buffers_are_averaged_where_ranks_have_made_steps():
-    model = torch.nn.Sequential(torch.nn.BatchNorm1d(3), torch.nn.Linear(3, 1))
-    hvd.broadcast_parameters(model.state_dict(), 0)
-    trainer = hvd.LocalSGD(model, torch.optim.SGD(model.parameters(), lr=0.01), sync_every=4)
-    model.double().float()  # replaces buffers
-    for _ in range(6):
-        model(torch.randn(8, 3) + 10 * hvd.rank()).sum().backward()
-        trainer._optimizer.step()
-    trainer.finish()
-    same_on_all(model)
-    assert 1.0 < model[0].running_mean[0] < 4.0
-    model[0].running_mean.fill_(7.0)
-    trainer.finish()
-    assert model[0].running_mean[0] == 7.0
-
-
-@as_ranks(1)
-def test_an_outer_optimizer_of_other_parameters_and_a_former_trainer():
-    model = one_weight()
-    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-    hvd.DiLoCo(model, optimizer, outer=lambda _: torch.optim.SGD(model.parameters(), lr=1.0))
-    with pytest.raises(ValueError, match="exactly the parameters that it is given.*HVD048"):
-        more_ones(model, optimizer, 1)
-    former = by_ones(model := one_weight(), 3)
-    former.finish()
-    hvd.LocalSGD(model, former._optimizer)
-    more_ones(model, former._optimizer, 3)
-    former.finish()
-    assert model.weight.item() == 6.0
-
-
-@as_ranks(2)
-def test_an_elastic_state_keeps_local_steps_and_synchronizes_the_rest():
-    model, other = one_weight(), one_weight()
-    trainer = by_ones(model, 5)
-    plain = torch.optim.SGD(other.parameters(), lr=1.0)
-    scheduler = torch.optim.lr_scheduler.StepLR(trainer._optimizer, 3)
-    state = hvd.elastic.TorchState(
-        model, trainer._optimizer, trainer=trainer, other=other, plain=plain, scheduler=scheduler
-    )
-    more_ones(model, trainer._optimizer, 1 + hvd.rank())
-    other.weight.data.fill_(hvd.rank() + 1.0)
-    for _ in range(3 - hvd.rank()):
-        scheduler.step()
-    state.sync()
-    assert model.weight.item() == 6.0 + (1 + hvd.rank()) * (2 + hvd.rank())
-    assert other.weight.item() == 1.0 and trainer._optimizer.param_groups[0]["lr"] == 0.1
-    other.weight.data.fill_(5.0)
-    more_ones(model, trainer._optimizer, 1)
-    before = model.weight.item()
-    state.restore()
-    assert model.weight.item() == before and other.weight.item() == 1.0
-    newcomer = one_weight()
-    empty = hvd.LocalSGD(newcomer, torch.optim.SGD(newcomer.parameters(), lr=1.0), sync_every=4)
-    taken = trainer if hvd.rank() == 0 else empty
-    mine = model if hvd.rank() == 0 else newcomer
-    hvd.elastic.TorchState(mine, taken._optimizer, trainer=taken).sync()
-    assert mine.weight.item() == (before if hvd.rank() == 0 else 6.0)

@@ -1,4 +1,4 @@
-"""`DiLoCo` and `LocalSGD`: ranks make steps of their own, and average their progress every so often.
+"""`DiLoCo`: ranks make steps of their own, and average their progress every so often.
 
 G are global weights, equal on all ranks; L are the weights that a rank trains. After `sync_every` steps a rank's outer
 gradient is G - L. The average over the ranks is the gradient of an outer optimizer, which makes one step on G; then L
@@ -14,6 +14,8 @@ takes part in the others' turns in `finish` until no rank makes further steps, a
 
 from __future__ import annotations
 
+import itertools
+import weakref
 from collections.abc import Callable, Iterable
 from time import perf_counter
 from typing import Any, NamedTuple
@@ -41,8 +43,11 @@ from .weight_sum import WeightSum
 
 
 class _Sent(NamedTuple):
-    """A turn in flight. flags: the rank's weight and whether it makes further steps, then buffers."""
+    """A turn in flight. flags: the sums of `moved` and `goes_on` over the ranks, then of buffers. weights: None, until
+    they are sent."""
 
+    moved: bool  # the rank has trained the fragment
+    goes_on: bool  # it makes further steps
     flags: WeightSum
     weights: WeightSum | None
 
@@ -50,6 +55,10 @@ class _Sent(NamedTuple):
         self.flags.poll()
         if self.weights is not None:
             self.weights.poll()
+
+
+_made: weakref.WeakSet[DiLoCo] = weakref.WeakSet()
+_steps = itertools.count()
 
 
 def nesterov(parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
@@ -66,8 +75,9 @@ class DiLoCo:
     the loop ends, and before you compare or save weights that all ranks shall have in common.
 
     It is DiLoCo of A. Douillard et al. (2023, arXiv 2311.08105), with the fragments of Streaming DiLoCo (2025, arXiv
-    2501.18512). A step that a GradScaler skips does not count. Ranks may make different numbers of steps. In an elastic
-    job, give it to ``hvd.elastic.TorchState`` as a keyword.
+    2501.18512). A step that a GradScaler skips does not count. Ranks may make different numbers of steps, unless they
+    have several ``DiLoCo``. ``hvd.join`` and ``hvd.uneven_inputs`` are not for it. In an elastic job, give it to
+    ``hvd.elastic.TorchState`` as a keyword.
 
     Args:
         named_parameters (torch.nn.Module or iterable of (str, tensor)): a model or its ``named_parameters()``, with all
@@ -133,11 +143,14 @@ class DiLoCo:
         self._schedule, self._sync_every = Schedule(sync_every, fragments, delay), sync_every
         self._fragments: list[Fragment] = []
         self._stepped = False  # since all ranks had the same buffers
+        self._quiet = 0  # last turns in which no rank made further steps
         self._in_flight: dict[int, _Sent] = {}
         self._known_in: int | None = None  # the incarnation of the job in which ranks have compared their settings
         self.wait_seconds = 0.0
         self._name = "diloco" + suffix_for([f"diloco.{name}" for name, _ in self._named], process_set)
+        self._before = self._last = next(_steps)  # of this process, of any DiLoCo: when its last two steps were made
         self._hook(optimizer)
+        _made.add(self)
 
     def _hook(self, optimizer: Any) -> None:
         former = optimizer.__dict__.get("_hvd_local")
@@ -171,7 +184,8 @@ class DiLoCo:
         overflow = getattr(optimizer, "found_inf", None)
         if overflow is not None and overflow.item():  # a fused optimizer, which leaves out what GradScaler tells it to
             return
-        self._stepped = True
+        self._stepped, self._quiet = True, 0
+        self._before, self._last = self._last, next(_steps)
         for what, number in self._schedule.after_step():
             if what == "send":
                 self._send(number, True)
@@ -194,57 +208,70 @@ class DiLoCo:
         if not self._hooks:
             return
         self._meet()
+        stepped = self._stepped or bool(self._schedule.moved)
         for _, number in self._schedule.before_end():
             self._arrive(number)
-        stepped = self._stepped or bool(self._schedule.moved)
-        quiet = 0  # turns in which no rank made further steps
-        while quiet < len(self._fragments):
+        while self._quiet < len(self._fragments):
             number = self._schedule.next_at_end()
             self._send(number, False)
-            quiet = 0 if self._arrive(number, ends=True) else quiet + 1
+            if self._arrive(number):
+                self._require_alone()
         for fragment in self._fragments:
             fragment.publish()
         if self._buffers:
             values = [torch.tensor([stepped], dtype=torch.float64), *self._buffers_to_send(stepped)]
             (weight,), *sums = WeightSum(values, f"{self._name}.buffers", NoneCompressor, self._process_set).wait()
             self._take_buffers(sums, weight.item(), 1.0)
-        self._stepped = False
+        self._stepped, self._quiet = False, 0
 
     # Of a turn.
 
     def _send(self, number: int, goes_on: bool) -> None:
         self._require_same_parameters()
-        weight = number in self._schedule.moved
-        values = [torch.tensor([weight, goes_on], dtype=torch.float64)]
+        moved = number in self._schedule.moved
+        values = [torch.tensor([moved, goes_on], dtype=torch.float64)]
         if number == len(self._fragments) - 1:
-            values += self._buffers_to_send(weight)
+            values += self._buffers_to_send(moved)
         flags = WeightSum(values, f"{self._name}.{number}.flags", NoneCompressor, self._process_set)
-        weights = self._weights(number, True) if weight else None
-        self._in_flight[number] = _Sent(flags, weights)
+        self._in_flight[number] = _Sent(moved, goes_on, flags, None)
         self._schedule.sent(number)
+        if moved:
+            self._send_weights(number)
 
-    def _weights(self, number: int, moved: bool) -> WeightSum:
-        gradients = self._fragments[number].gradients(moved)
-        return WeightSum(gradients, f"{self._name}.{number}", self._compression, self._process_set)
+    def _send_weights(self, number: int) -> WeightSum:
+        gradients = self._fragments[number].gradients(self._in_flight[number].moved)
+        weights = WeightSum(gradients, f"{self._name}.{number}", self._compression, self._process_set)
+        self._in_flight[number] = self._in_flight[number]._replace(weights=weights)
+        return weights
 
-    def _arrive(self, number: int, ends: bool = False) -> bool:
+    def _arrive(self, number: int) -> bool:
         """Wait for a turn, and make the outer step. Whether some rank makes further steps."""
         begun = perf_counter()
-        counts, *buffers = self._in_flight[number].flags.wait()
+        sent = self._in_flight[number]
+        counts, *buffers = sent.flags.wait()
         weight, goes_on = counts.tolist()
-        if weight and self._in_flight[number].weights is None:  # others have trained it, this rank has not
-            self._in_flight[number] = self._in_flight[number]._replace(weights=self._weights(number, False))
-        weights = self._in_flight[number].weights
-        sums = weights.wait() if weights is not None else []
+        sums = []
+        if weight:  # if other ranks alone have trained it, zeros are sent now
+            sums = (sent.weights or self._send_weights(number)).wait()
         self.wait_seconds += perf_counter() - begun
         if weight:
-            mixed = 1.0 if ends or not self._schedule.delay else self._alpha
+            mixed = self._alpha if self._schedule.delay and sent.goes_on else 1.0
             self._fragments[number].step(sums, weight)
             self._fragments[number].publish(mixed)
             self._take_buffers(buffers, weight, mixed)
         del self._in_flight[number]
         self._schedule.has_arrived(number)
+        self._quiet = 0 if goes_on else self._quiet + 1
         return bool(goes_on)
+
+    def _require_alone(self) -> None:
+        """Others make further steps. They would wait for this rank in turns of another DiLoCo of the same loop."""
+        beside = [each for each in _made if each is not self and each._hooks and each._last > self._before]
+        if any(each._schedule.moved for each in beside):
+            raise ValueError(
+                f"rank {_core.rank()} is in finish() of one of several DiLoCo, and other ranks make further steps: "
+                "with several, all ranks must make the same number of steps [HVD048]"
+            )
 
     def _current_buffers(self) -> list[torch.Tensor]:
         """Looked up by name, since a module may replace them."""
@@ -339,6 +366,8 @@ class DiLoCo:
         """
         if self._in_flight and self._known_in == incarnations():
             raise HvdStateError("an exchange of DiLoCo is under way: call finish() on all ranks first [HVD425]")
+        if not {"schedule", "names", "weights", "outer"} <= {*state_dict}:
+            raise HvdStateError("this is no state of a DiLoCo, which has schedule, names, weights and outer [HVD425]")
         if not state_dict["names"]:  # of one without steps
             self._fragments = []
             self._schedule.load(Schedule(self._sync_every, self._schedule.fragments, self._schedule.delay).state())
@@ -347,7 +376,7 @@ class DiLoCo:
             mine = [(name, each.shape) for part in self._fragments for name, each in zip(part.names, part.globals)]
             found = [list(map(tuple, zip(*each))) for each in zip(state_dict["names"], state_dict["weights"])]
             theirs = [(name, each.shape) for part in found for name, each in part]
-            if mine != theirs or len(found) != len(self._fragments):
+            if mine != theirs or {len(found), len(state_dict["outer"])} != {len(self._fragments)}:
                 raise HvdStateError(
                     f"this DiLoCo has {len(mine)} parameters in {len(self._fragments)} fragments, the state that it is "
                     f"to load has {len(theirs)} in {len(found)}, or other names or shapes [HVD425]"
@@ -357,41 +386,6 @@ class DiLoCo:
             self._schedule.load(state_dict["schedule"])
         self._in_flight.clear()
         self._known_in = None
-
-
-class LocalSGD(DiLoCo):
-    """Training in which ranks average their weights every ``sync_every`` steps.
-
-    It is ``DiLoCo`` whose outer optimizer is SGD with rate 1 (S. U. Stich, 2018, arXiv 1805.09767). With
-    ``sync_every=1`` and a plain SGD it is synchronous training.
-
-    Args:
-        named_parameters (torch.nn.Module or iterable of (str, tensor)): as in ``DiLoCo``.
-        optimizer (torch.optim.Optimizer): as in ``DiLoCo``.
-        sync_every (int): steps between two averages. Default: 100.
-        kwargs: ``fragments``, ``delay``, ``alpha``, ``compression`` and ``process_set`` of ``DiLoCo``.
-
-    Example:
-        >>> model = torch.nn.Linear(1, 1, bias=False)
-        >>> hvd.broadcast_parameters(model.state_dict(), root_rank=0)
-        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        >>> trainer = hvd.LocalSGD(model, optimizer, sync_every=10)
-        >>> for step in range(25 + hvd.rank()):
-        ...     model(torch.ones(1, 1)).sum().backward()
-        ...     optimizer.step()
-        >>> trainer.finish()
-        >>> hvd.check_consistency(model)
-    """
-
-    def __init__(
-        self, named_parameters: torch.nn.Module | Iterable[tuple[str, torch.Tensor]], optimizer: torch.optim.Optimizer,
-        sync_every: int = 100, **kwargs: Any
-    ) -> None:  # fmt: skip
-        super().__init__(named_parameters, optimizer, sync_every, outer=_average, **kwargs)
-
-
-def _average(parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
-    return torch.optim.SGD(parameters, lr=1.0)
 
 
 def _blocks(tensor: torch.Tensor) -> Any:

@@ -52,10 +52,10 @@ class Fragment:
 
     def load(self, weights: list[torch.Tensor], outer: Any) -> None:
         """Go on from global weights and the state of the outer optimizer."""
+        self.outer.load_state_dict(outer)  # it may raise
         with torch.no_grad():
             for each, value in zip(self.globals, weights):
                 each.copy_(value)
-        self.outer.load_state_dict(outer)
 
 
 def _copied(parameter: torch.Tensor) -> torch.nn.Parameter:
