@@ -32,7 +32,8 @@ class ElasticJob(Launch):
             lines = (self.folder / f"{pid}.steps").read_text().splitlines()
         except FileNotFoundError:
             return []
-        return [(float(at), int(step), int(rank), int(size)) for at, step, rank, size in map(str.split, lines)]
+        whole = (words for words in map(str.split, lines) if len(words) == 4)  # a victim may have written half a line
+        return [(float(at), int(step), int(rank), int(size)) for at, step, rank, size in whole]
 
     def pids(self):
         return [int(path.stem) for path in self.folder.glob("*.steps")]
