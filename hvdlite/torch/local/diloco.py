@@ -203,7 +203,8 @@ class DiLoCo:
         Raises:
             HvdMismatchError: if the ranks have different weights or settings from the beginning.
             HvdPeerLostError: if a rank dies or leaves the job.
-            ValueError: if a parameter was frozen or is trained only since the first step.
+            ValueError: if a parameter was frozen or is trained only since the first step. If this rank has several
+                ``DiLoCo`` and other ranks make further steps.
         """
         if not self._hooks:
             return
