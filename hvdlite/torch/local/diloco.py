@@ -169,10 +169,13 @@ class DiLoCo:
             ]
 
     @_disable_dynamo
+    @torch.no_grad()
     def _before_step(self, optimizer: Any, *_: Any) -> None:
         if isinstance(optimizer, Delta):
             raise ValueError("DiLoCo cannot count the steps of op=hvd.Adasum, use op=hvd.Average inside it [HVD048]")
         self._meet()
+        for _, number in self._schedule.overdue():  # an interrupt has ended the wait; this step must not be overwritten
+            self._arrive(number)
 
     @_disable_dynamo
     @torch.no_grad()

@@ -39,6 +39,10 @@ class Schedule:
                 yield "send", number
         yield from self._arrivals(self.step)
 
+    def overdue(self) -> Iterator[tuple[str, int]]:
+        """What should have arrived after the last step."""
+        yield from self._arrivals(self.step)
+
     def before_end(self) -> Iterator[tuple[str, int]]:
         """All that is in flight arrives."""
         yield from self._arrivals(max(self.in_flight.values(), default=0))
