@@ -1,6 +1,7 @@
 """Local steps with interrupts, new jobs, other periods, buffers, elastic states and several trainers lose nothing."""
 
 import contextlib
+import itertools
 
 import pytest
 from ranks import as_ranks
@@ -29,6 +30,18 @@ def one_weight():
     model = torch.nn.Linear(1, 1, bias=False)
     torch.nn.init.zeros_(model.weight)
     return model
+
+
+def interrupt_rank_0(monkeypatch, *numbers):
+    """Its waits of these numbers end with a KeyboardInterrupt."""
+    wait, calls = diloco.WeightSum.wait, itertools.count(1)
+
+    def interrupted(self):
+        if hvd.rank() == 0 and next(calls) in numbers:
+            raise KeyboardInterrupt
+        return wait(self)
+
+    monkeypatch.setattr(diloco.WeightSum, "wait", interrupted)
 
 
 @as_ranks(2)
@@ -135,15 +148,7 @@ def test_all_ranks_resume_a_saved_elastic_state_of_rank_0():
 def test_an_interrupted_finish_is_called_again(monkeypatch):
     model = one_weight()
     trainer = by_ones(model, 6)
-    wait, calls = diloco.WeightSum.wait, []
-
-    def interrupted(self):
-        calls.append(1)
-        if len(calls) == 1 and hvd.rank() == 0:
-            raise KeyboardInterrupt
-        return wait(self)
-
-    monkeypatch.setattr(diloco.WeightSum, "wait", interrupted)
+    interrupt_rank_0(monkeypatch, 1)
     with contextlib.suppress(KeyboardInterrupt):
         trainer.finish()
     if hvd.rank() == 0:
@@ -169,15 +174,7 @@ def test_several_trainers_need_equal_numbers_of_steps():
 def test_an_interrupted_wait_goes_on_and_loses_no_step(monkeypatch):
     model = one_weight()
     trainer = by_ones(model, 0)
-    wait, calls = diloco.WeightSum.wait, []
-
-    def interrupted(self):
-        calls.append(1)
-        if len(calls) in (2, 6) and hvd.rank() == 0:
-            raise KeyboardInterrupt
-        return wait(self)
-
-    monkeypatch.setattr(diloco.WeightSum, "wait", interrupted)
+    interrupt_rank_0(monkeypatch, 2, 6)
     for _ in range(14):
         with contextlib.suppress(KeyboardInterrupt):
             more_ones(model, trainer._optimizer, 1)

@@ -25,23 +25,23 @@ class Rank:
                 self.arrived.append((self.schedule.step, number))
 
 
-def draw(chance):
-    fragments = chance.randint(1, 6)
-    period = chance.randint(1, 8)
-    return fragments * period, fragments, chance.randrange(period)
+def draw(seed, fewest):
+    """A generator of numbers; sync_every, fragments and delay; some ranks with these settings."""
+    chance = random.Random(seed)
+    fragments, period = chance.randint(1, 6), chance.randint(1, 8)
+    settings = fragments * period, fragments, chance.randrange(period)
+    return chance, settings, [Rank(*settings) for _ in range(chance.randint(fewest, 5))]
 
 
 @pytest.mark.parametrize("trials", [300, *everything(10_000)])
 def test_each_fragment_once_in_sync_every_steps_in_one_order(trials):
     for seed in range(trials):
-        chance = random.Random(seed)
-        settings = every, fragments, delay = draw(chance)
-        ranks = [Rank(*settings) for _ in range(chance.randint(1, 5))]
+        chance, (every, fragments, delay), ranks = draw(seed, fewest=1)
         for rank in chance.choices(ranks, k=4 * every * len(ranks)):
             rank.step()
         for rank in ranks:
             for step, number in rank.sent:
-                assert step % every == number * every // fragments % every, settings
+                assert step % every == number * every // fragments % every, seed
             assert rank.arrived == [(step + delay, n) for step, n in rank.sent if step + delay <= rank.schedule.step]
             longest = max((each.sent for each in ranks), key=len)
             assert rank.sent == longest[: len(rank.sent)]
@@ -51,9 +51,8 @@ def test_each_fragment_once_in_sync_every_steps_in_one_order(trials):
 @pytest.mark.parametrize("trials", [300, *everything(10_000)])
 def test_what_was_in_flight_when_a_rank_was_lost_is_sent_again(trials):
     for seed in range(trials):
-        chance = random.Random(seed)
-        settings = every, fragments, delay = draw(chance)
-        ranks = [Rank(*settings) for _ in range(chance.randint(2, 5))]
+        chance, settings, ranks = draw(seed, fewest=2)
+        every, fragments, _ = settings
         for _ in range(chance.randint(1, 4)):
             for rank in chance.choices(ranks, k=chance.randint(1, 3 * every)):
                 rank.step()
@@ -70,7 +69,7 @@ def test_what_was_in_flight_when_a_rank_was_lost_is_sent_again(trials):
             for rank in ranks:
                 assert (rank.sent, rank.arrived) == (ranks[0].sent, ranks[0].arrived)
                 assert {n for _, n in rank.sent[: len(state["again"])]} == set(state["again"])
-                assert all(rank.schedule.arrived[n] - arrived[n] >= 1 for n in range(fragments)), settings
+                assert all(rank.schedule.arrived[n] - arrived[n] >= 1 for n in range(fragments)), seed
 
 
 def test_parts_are_of_nearly_equal_size_and_never_empty():
