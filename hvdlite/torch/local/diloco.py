@@ -170,7 +170,7 @@ class DiLoCo:
 
     @_disable_dynamo
     @torch.no_grad()
-    def _before_step(self, optimizer: Any, *_: Any) -> None:
+    def _before_step(self, optimizer: Any, *unused: Any) -> None:
         if isinstance(optimizer, Delta):
             raise ValueError("DiLoCo cannot count the steps of op=hvd.Adasum, use op=hvd.Average inside it [HVD048]")
         self._meet()
