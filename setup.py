@@ -19,17 +19,20 @@ VERSION = re.search(r'^#define HVD_VERSION "(.+)"', (ROOT / "csrc/hvdlite.h").re
 if VERSION is None:
     raise SystemExit("csrc/hvdlite.h does not say HVD_VERSION")
 
-# TensorFlow's ops: a library that TensorFlow opens, and Python never imports; linked to nothing of TensorFlow's.
 FREE_THREADED = bool(sysconfig.get_config_var("Py_GIL_DISABLED"))
-KERNELS = Extension(
-    "hvdlite.tensorflow._kernels",
-    sources=sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "csrc/tensorflow").glob("*.c")),
-    depends=["csrc/hvdlite.h", "csrc/tensorflow/tensorflow.h", "csrc/tensorflow/inflight.h"],
-    extra_compile_args=["-std=gnu11", "-O2", "-fvisibility=hidden", "-pthread", "-UNDEBUG"],
-    extra_link_args=["-pthread", "-Wl,--strip-all"],
-    libraries=["dl"],
-    py_limited_api=not FREE_THREADED,
-)
+
+
+def apart(name, folder):
+    """TensorFlow's ops, JAX's handler: a library that Python never imports; linked to nothing of the framework's."""
+    return Extension(
+        name,
+        sources=sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / folder).glob("*.c")),
+        depends=["csrc/hvdlite.h", *(path.relative_to(ROOT).as_posix() for path in (ROOT / folder).glob("*.h"))],
+        extra_compile_args=["-std=gnu11", "-O2", "-fvisibility=hidden", "-pthread", "-UNDEBUG"],
+        extra_link_args=["-pthread", "-Wl,--strip-all"],
+        libraries=["dl"],
+        py_limited_api=not FREE_THREADED,
+    )
 
 
 class BuildExt(build_ext):
@@ -84,6 +87,7 @@ setup(
         "tensorflow": ["tensorflow>=2.16"],
         "tensorflow-cpu": ["tensorflow-cpu>=2.16"],
         "keras": ["keras>=3"],
+        "jax": ["jax>=0.4.38", "optax"],
         "yaml": ["pyyaml"],
         "examples": TORCH + EXAMPLES,
         "bench": [*TORCH, "matplotlib"],
@@ -107,7 +111,7 @@ setup(
     package_data={"hvdlite": ["py.typed", "ERRORS.md"], "hvdlite.as_horovod.front": ["*.dist-info/METADATA"]},
     cmdclass={"build_ext": BuildExt},
     cffi_modules=["hvdlite/_core/ffi_build.py:ffi"],
-    ext_modules=[KERNELS],
+    ext_modules=[apart("hvdlite.tensorflow._kernels", "csrc/tensorflow"), apart("hvdlite.jax._handler", "csrc/jax")],
     options={} if FREE_THREADED else {"bdist_wheel": {"py_limited_api": "cp39"}},
     entry_points={
         "console_scripts": [

@@ -35,6 +35,7 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
+_ALIGNMENT = 64  # bytes
 _ML_DTYPES = ("bfloat16", "float8_e4m3fn", "float8_e5m2")
 _DTYPES = {np.dtype(name): number for name, number in _core.DTYPES.items() if name not in _ML_DTYPES}
 
@@ -55,6 +56,15 @@ def _named(dtype: str) -> np.dtype:
         raise ValueError(
             f"NumPy does not support {dtype} without the package ml_dtypes: install it, or use hvdlite.torch [HVD807]"
         ) from None
+
+
+def aligned(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+    """A new array, contents undefined, of which TensorFlow and JAX can make a tensor without a copy."""
+    dtype = np.dtype(dtype)
+    count = math.prod(shape) * dtype.itemsize
+    block = np.empty(count + _ALIGNMENT, np.uint8)
+    start = -block.ctypes.data % _ALIGNMENT
+    return block[start : start + count].view(dtype).reshape(shape)
 
 
 class NumpyAdapter:

@@ -145,6 +145,7 @@
 #define HVD264 "[HVD264] "
 #define HVD266 "[HVD266] "
 #define HVD267 "[HVD267] "
+#define HVD268 "[HVD268] "
 
 /* Ranks disagree, and values that are not finite */
 #define HVD301 "[HVD301] "
@@ -189,6 +190,7 @@
 #define HVD456 "[HVD456] "
 #define HVD457 "[HVD457] "
 #define HVD458 "[HVD458] "
+#define HVD459 "[HVD459] "
 
 /* Timeouts and stalls */
 #define HVD501 "[HVD501] "

@@ -5,9 +5,9 @@ Three ideas:
 
 * Headers are written once. cffi reads csrc/*.h between the marks `cffi: begin` and `cffi: end`; the one thing that
   Python itself implements, the bootstrap's allgather, is declared here because `extern "Python"` is not C.
-* The file name is the registration. Every csrc/**/*.c is compiled (those of csrc/tensorflow into a library of their
-  own, which setup.py describes); every csrc/plane/x.c (the table itself aside) becomes an X(x) in HVD_PLANE_LIST, which
-  csrc/plane/registry.c expands; so does csrc/algo. tests/Makefile makes the same lists.
+* The file name is the registration. Every csrc/**/*.c is compiled (those of csrc/jax and csrc/tensorflow
+  into libraries of their own, which setup.py describes); every csrc/plane/x.c (the table itself aside) becomes an X(x)
+  in HVD_PLANE_LIST, which csrc/plane/registry.c expands; so does csrc/algo. tests/Makefile makes the same lists.
 * Dependencies are honest. All headers are dependencies, and the list of sources stands in the generated file, so that
   a file that was changed, added or removed rebuilds the extension.
 
@@ -22,6 +22,7 @@ import cffi
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 CSRC = ROOT / "csrc"
+APART = ("jax", "tensorflow")
 HEADERS = ("hvdlite.h", "quantized.h", "rows.h")  # of the C API
 
 FLAGS = ["-std=gnu11", "-O3", "-ffp-contract=off", "-fno-math-errno", "-fvisibility=hidden", "-pthread", "-UNDEBUG"]
@@ -58,7 +59,7 @@ def plug_ins(folder: str) -> str:
 
 def builder() -> cffi.FFI:
     """The cffi builder of hvdlite._cffi."""
-    sources = _relative(path for path in CSRC.rglob("*.c") if path.parent != CSRC / "tensorflow")
+    sources = _relative(path for path in CSRC.rglob("*.c") if path.parent.name not in APART)
     headers = _relative(CSRC.rglob("*.h"))
     result = cffi.FFI()
     result.cdef(declarations())

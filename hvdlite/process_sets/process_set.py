@@ -32,6 +32,7 @@ _lock = threading.RLock()
 _valid: dict[int, list[ProcessSet]] = {}  # by number; several objects may stand for one set
 _of_members: dict[int, ProcessSet] = {}  # likewise, those that only their members know
 _at_new_incarnation: list[Callable[[], None]] = []  # what else counts from the beginning with each job
+_at_end: list[Callable[[list[int]], None]] = []
 
 
 class ProcessSet:
@@ -370,6 +371,7 @@ def remove_process_set(process_set: ProcessSet) -> bool:
         for same in _valid.pop(number, []):
             same.process_set_id = None
         open.closed(number)
+        _have_ended([number])
         return True
 
 
@@ -408,9 +410,20 @@ def on_new_incarnation(forget: Callable[[], None]) -> None:
     _at_new_incarnation.append(forget)
 
 
+def on_end(forget: Callable[[list[int]], None]) -> None:
+    """Call this with the numbers of sets that are not valid any more; other sets may get them."""
+    _at_end.append(forget)
+
+
+def _have_ended(numbers: list[int]) -> None:
+    for forget in _at_end:
+        forget(numbers)
+
+
 def forget_all() -> None:
     """For `shutdown`: no set but the global one is valid any more."""
     with _lock:
+        _have_ended([*_valid, *_of_members])
         for sets in [*_valid.values(), [*_of_members.values()]]:
             for each in sets:
                 each.process_set_id = None

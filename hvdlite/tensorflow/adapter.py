@@ -11,17 +11,15 @@ makes nodes of them.
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from .. import _core
-from ..numpy import NumpyAdapter
+from ..numpy import NumpyAdapter, aligned
 from ..ops.adapter import View
 
-_ALIGNMENT = 64
 DTYPES: dict[tf.DType, int] = {
     getattr(home, name): number
     for name, number in _core.DTYPES.items()
@@ -29,15 +27,6 @@ DTYPES: dict[tf.DType, int] = {
     if hasattr(home, name)
 }
 _OF_NUMPY = {np.dtype(dtype.as_numpy_dtype): number for dtype, number in DTYPES.items()}
-
-
-def aligned(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
-    """A new array, contents undefined, that becomes a tensor without a copy."""
-    dtype = np.dtype(dtype)
-    count = math.prod(shape) * dtype.itemsize
-    block = np.empty(count + _ALIGNMENT, np.uint8)
-    start = -block.ctypes.data % _ALIGNMENT
-    return block[start : start + count].view(dtype).reshape(shape)
 
 
 def array_of(tensor: tf.Tensor) -> np.ndarray:

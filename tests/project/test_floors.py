@@ -13,7 +13,7 @@ import csource
 
 # An include or import only points down: to a smaller number, or stays in its folder (C) or at a listed neighbour.
 C_FLOOR = {"base": 0, "kernel": 1, "algo": 1, "link": 1, "negotiation": 2, "plane": 2, "codec": 2, "trace": 2}
-C_FLOOR.update({"engine": 3, "": 4, "mpi": 0.5, "cuda": 1, "nccl": 1, "tensorflow": 5, "torch": 5})
+C_FLOOR.update({"engine": 3, "": 4, "mpi": 0.5, "cuda": 1, "nccl": 1, "jax": 5, "tensorflow": 5, "torch": 5})
 PYTHON_FLOORS = """errors _cffi
 config security system _torch_backend
 _core
@@ -29,7 +29,7 @@ data elastic executors rpc
 _api dask ray
 numpy ps
 __init__ torch
-aggregation hello keras parallel
+aggregation hello jax keras parallel
 plan spark tensorflow
 as_horovod elastic_pipeline predict"""  # a line for each floor, from the bottom
 PYTHON_FLOOR = {package: floor for floor, line in enumerate(PYTHON_FLOORS.split("\n")) for package in line.split()}

@@ -50,6 +50,8 @@ MODULES = {
     "hvdlite.predict": "hvdlite",
     "hvdlite.ps": "hvdlite",
     "hvdlite.rpc": "hvdlite",
+    "hvdlite.jax": "hvdlite.jax",
+    "hvdlite.jax.elastic": "hvdlite.jax",
     "hvdlite.tensorflow": "hvdlite.tensorflow",
     "hvdlite.tensorflow.elastic": "hvdlite.tensorflow",
     "hvdlite.keras": "hvdlite.keras",
@@ -130,11 +132,12 @@ def tried(module_name: str, rank: int) -> list[str]:
     hvd = importlib.import_module(MODULES[module_name])
     names = {"hvd": hvd}
     wanted = {"hvdlite.torch": ("numpy as np", "torch"), "hvdlite.numpy": ("numpy as np",)}
+    wanted |= dict.fromkeys(("hvdlite.jax", "hvdlite.jax.elastic"), ("numpy as np", "jax", "jax.numpy as jnp"))
     more = ("numpy as np", "tensorflow as tf") if "tensorflow" in module_name else ("numpy as np",)
     for each in wanted.get(module_name, ("numpy as np", "torch") if "torch" in MODULES[module_name] else more):
         exec(f"import {each}", names)
     # The names without a framework are shown with arrays of NumPy: TensorFlow's and Keras's modules do not try them.
-    own = "tensorflow" in MODULES[module_name] or "keras" in MODULES[module_name]
+    own = any(each in MODULES[module_name] for each in ("jax", "tensorflow", "keras"))
     shared = [thing for _, thing in public("hvdlite.numpy")] if own else []
     reports, seen = [], set()
     for name, thing in public(module_name):

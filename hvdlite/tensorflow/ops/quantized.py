@@ -19,13 +19,14 @@ import tensorflow as tf
 
 from ...errors import HvdNotYetError
 from ...keras.quantized_lists import Entry, QuantizedLists
+from ...numpy import aligned
 from ...ops import Terms
 from ...ops.arguments import Quantized
 from ...ops.quantized import check_call, reduced
 from ...process_sets.levels import why_plain
 from ...process_sets.process_set import number_of
 from ...rendezvous import elastic_member
-from ..adapter import aligned, array_of, check_dtype, tensor_of
+from ..adapter import array_of, check_dtype, tensor_of
 from ..errors import tensor_from, translated
 from .order import NAMED, in_turn, order_here
 from .run import eager, name_in_graph, refuse_xla

@@ -1,0 +1,102 @@
+"""The handler of compiled programs: how the library csrc/jax gets into XLA, and what it is told of this process.
+
+It is loaded when a function with a collective is first traced. A program that stays eager never loads it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import itertools
+import signal
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from .. import _core
+from ..lifecycle import init
+from ..process_sets import process_set
+
+TARGET = "hvdlite_collective"
+ffi: Any = getattr(jax, "ffi", None) or import_module("jax.extend.ffi")  # it was there before JAX 0.5
+_FUNCTIONS = (
+    *("submit_many", "wait_many", "finish", "wait", "result", "forget"),
+    *("abort", "rank", "size", "step", "dtype_bytes"),
+)
+_XLA_DTYPES = {
+    1: "bool", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 6: "uint8", 7: "uint16", 10: "float16", 11: "float32",
+    12: "float64", 16: "bfloat16", 19: "float8_e5m2", 20: "float8_e4m3fn",
+}  # fmt: skip
+_serials: dict[int, int] = {}  # of process sets, by number: a number may mean another set later
+_serial = itertools.count(1)
+
+
+@functools.cache
+def library() -> ctypes.CDLL:
+    """The library, registered as a target of XLA's FFI. ImportError if it is not there."""
+    found = sorted(Path(__file__).resolve().parent.glob("_handler*.so"))
+    if not found:
+        raise ImportError(
+            "hvdlite has no compiled handler for JAX (hvdlite/jax/_handler): install hvdlite again [HVD808]"
+        )
+    native = ctypes.CDLL(str(found[0]))
+    functions = (ctypes.c_void_p * len(_FUNCTIONS))(*_core.addresses(*(f"hvd_{name}" for name in _FUNCTIONS)))
+    dtypes = (ctypes.c_int * 64)(*(_core.DTYPES.get(_XLA_DTYPES.get(n, ""), -1) for n in range(64)))
+    if native.hvd_jax_attach(functions, len(_FUNCTIONS), dtypes, 64):
+        raise ImportError(f"{found[0]} is of another version of hvdlite: install hvdlite again [HVD808]")
+    native.hvd_jax_limit.argtypes = [ctypes.c_double]
+    native.hvd_jax_limit.restype = None
+    native.hvd_jax_calls.restype = ctypes.c_int64
+    _core.follow(native.hvd_jax_limit)
+    process_set.on_end(_forget)
+    ffi.register_ffi_target(TARGET, ffi.pycapsule(native.hvd_jax_call), platform="cpu")
+    _allow_remat()
+    return native
+
+
+def attend() -> None:
+    """At each trace, since a script may change both: Ctrl-C ends a compiled function that waits, and a job ends after
+    what was dispatched."""
+    if callable(signal.getsignal(signal.SIGINT)):
+        library().hvd_jax_watch()
+    if drain not in init.closers:
+        init.closers.append(drain)
+
+
+def drain(failed: bool = False) -> Callable[[], None]:
+    """What was dispatched and not looked at meets the other ranks before this one leaves; not in a job that has failed,
+    where it fails by itself when the engine ends."""
+    if not failed:
+        try:
+            jax.effects_barrier()
+        except Exception:  # it is raised where the result is used
+            pass
+    return lambda: None
+
+
+def serial_of(number: int) -> int:
+    """What identifies the process set that has this number now; 0 for the global one."""
+    if number and number not in _serials:
+        _serials[number] = next(_serial)
+        library().hvd_jax_set(number, _serials[number])
+    return _serials.get(number, 0)
+
+
+def _forget(numbers: list[int]) -> None:
+    for number in numbers:
+        if _serials.pop(number, 0):
+            library().hvd_jax_set(number, 0)
+
+
+def _allow_remat() -> None:
+    """jax.checkpoint refuses effects that are not in a list, and there is no public way to add one."""
+    for module in ("jax._src.ffi", "jax._src.extend.ffi"):
+        try:
+            effect = import_module(module).FfiEffect
+            import_module("jax._src.effects").remat_allowed_effects.add_type(effect)
+            return
+        except (ImportError, AttributeError):
+            pass  # then jax.checkpoint says "Effects not supported in partial-eval"
