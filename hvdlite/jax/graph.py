@@ -74,7 +74,8 @@ def run(
     names = tuple(f"{verb}.{each}{more}" for each in tree.names)
     terms = Terms(
         kind, op, names, number, native.serial_of(number), process_set.size(), root, process_set.rank(),
-        float(prescale), float(postscale), 0 if tree.bare else len(names), digest(names), f"{verb} of {tree.name}", step,
+        float(prescale), float(postscale), 0 if tree.bare else len(names), digest(names), f"{verb} of {tree.name}",
+        step,
     )  # fmt: skip
     return _in_turn(terms, tree.leaves)
 
