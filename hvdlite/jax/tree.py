@@ -35,7 +35,7 @@ class Named(NamedTuple):
 
 
 def named(tree: Any, name: str) -> Named:
-    """The leaves of a tree as arrays. HvdArgumentError for a value that JAX would change."""
+    """The leaves of a tree as arrays. TypeError for what is none, HvdArgumentError for a value that JAX would change."""
     found, structure = jax.tree_util.tree_flatten_with_path(tree)
     names = [f"{name}{jax.tree_util.keystr(path)}".replace("\n", " ") for path, _ in found]
     leaves = [_array(leaf, each) for (_, leaf), each in zip(found, names)]
@@ -45,7 +45,10 @@ def named(tree: Any, name: str) -> Named:
 def _array(leaf: Any, name: str) -> Any:
     if isinstance(leaf, jax.Array):
         return leaf
-    made = jnp.asarray(leaf)
+    try:
+        made = jnp.asarray(leaf)
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"'{name}' is not an array or a number, but of {type(leaf)} [HVD201]") from error
     if (
         getattr(leaf, "dtype", made.dtype) != made.dtype
         and made.dtype.kind in "iu"

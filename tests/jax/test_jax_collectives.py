@@ -1,13 +1,10 @@
 """The collectives on JAX's arrays, outside of jit and inside, with gradients, vmap, loops and checkpoint."""
 
-import os
-
 import numpy as np
 import pytest
 from ranks import as_ranks, everything, needs
 
 needs("jax", "optax")
-os.environ.setdefault("JAX_PLATFORMS", "cpu")
 DTYPES = ["float32", "bfloat16", "int32", *everything("float16", "float8_e4m3fn", "int8", "uint8", "uint16", "bool")]
 
 

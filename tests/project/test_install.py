@@ -47,7 +47,7 @@ def test_the_wheel_is_small_and_serves_every_python(wheel):
 
 def test_the_wheel_holds_the_library_the_launcher_and_the_license(wheel):
     names = zipfile.ZipFile(wheel).namelist()
-    for wanted in ("hvdlite/tensorflow/_kernels.abi3.so", "hvdlite/tensorflow/__init__.py"):
+    for wanted in ("hvdlite/tensorflow/_kernels.abi3.so", "hvdlite/jax/_handler.abi3.so", "hvdlite/jax/__init__.py"):
         assert wanted in names
     for wanted in ("hvdlite/_cffi.abi3.so", "hvdlite/py.typed", "hvdlite/launcher/cli.py", "hvdlite/torch/__init__.py"):
         assert wanted in names
@@ -92,7 +92,7 @@ def test_the_build_depends_on_every_source_and_header_and_on_no_processor():
     build = runpy.run_path(str(ROOT / "hvdlite/_core/ffi_build.py"))
     _, preamble, _, options = build["ffi"]._assigned_source
     tree = {path.relative_to(ROOT).as_posix() for path in (ROOT / "csrc").rglob("*.[ch]")}
-    apart = {path for path in tree if path.startswith("csrc/tensorflow/") and path.endswith(".c")}
+    apart = {path for path in tree if path.startswith(("csrc/jax/", "csrc/tensorflow/")) and path.endswith(".c")}
     assert tree - apart <= set(options["sources"]) | set(options["depends"]) and not apart & set(options["sources"])
     assert all(source in preamble for source in options["sources"]), "a source added or removed rebuilds"
     assert not [flag for flag in options["extra_compile_args"] if flag.startswith(("-march", "-mtune", "-mcpu"))]

@@ -38,6 +38,7 @@ FRAMEWORKS = {
     "torch": ("numpy", "cloudpickle", "cffi", *TORCH),
     "torch, bare": ("numpy", "cloudpickle", "cffi", *BARE),
     "sklearn": ("numpy", "cloudpickle", "cffi", *TORCH, "sklearn.datasets"),
+    "jax": ("numpy", "cloudpickle", "cffi", "jax", "jax.numpy", "optax"),
     "tensorflow": ("numpy", "cloudpickle", "cffi", "tensorflow"),
 }
 MARK = "HVDLITE_TEST_MARK"  # by this, in its environment, a test finds what its job has left (launching.py)

@@ -193,5 +193,5 @@ def named_in(text):
     if "tensorflow" in text or "keras" in text:
         return "tensorflow"
     if "torch" not in text:
-        return "numpy"
+        return "jax" if "import jax" in text else "numpy"
     return "torch, bare" if "Raises(" in text else "sklearn" if "sklearn" in text else "torch"

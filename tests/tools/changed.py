@@ -31,6 +31,7 @@ PACKAGES += ((r"examples/benchmarks/", ""), (r"examples/", ""))
 # What a file has built or loads, which its text does not name: their paths.
 LOADS = {
     "hvdlite/_core/library.py": r"csrc/api\w*\.c",
+    "hvdlite/jax/native.py": r"csrc/jax/.*",
     "hvdlite/tensorflow/ops/kernels.py": r"csrc/tensorflow/.*",
     "tests/c/gpus.c": r"tests/stub/\w+\.[ch]",
     "tests/c/mpis.c": r"tests/stub/mpi/.*",
