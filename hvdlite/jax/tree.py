@@ -35,7 +35,7 @@ class Named(NamedTuple):
 
 
 def named(tree: Any, name: str) -> Named:
-    """The leaves of a tree as arrays. TypeError for what is none, HvdArgumentError for a value that JAX would change."""
+    """The leaves of a tree as arrays. TypeError: it is none. HvdArgumentError: JAX would change its value."""
     found, structure = jax.tree_util.tree_flatten_with_path(tree)
     names = [f"{name}{jax.tree_util.keystr(path)}".replace("\n", " ") for path, _ in found]
     leaves = [_array(leaf, each) for (_, leaf), each in zip(found, names)]

@@ -170,7 +170,7 @@ step = jax.jit(step, donate_argnums=(0, 1))
 @hvd.elastic.run
 def train(state):
     print(f"trains: rank {hvd.rank()} of {hvd.size()}, pid {os.getpid()}.", flush=True)
-    while not os.path.exists(folder + "/last") or state.step % 2:
+    while not hvd.broadcast_object(os.path.exists(folder + "/last")):
         for _ in range(2):
             state.params, state.opt, rows = step(state.params, state.opt, jnp.arange(3.0))
         assert rows.shape == (hvd.size(),), rows.shape
