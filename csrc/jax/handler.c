@@ -2,14 +2,15 @@
  *
  * One call of XLA's FFI is one exchange of a whole tree: arguments are its leaves and a token, results as many and a
  * token. The token orders the calls of one program, since XLA runs calls without a data dependency in any order, and at
- * once. The library is compiled against nothing of JAX's and linked to nothing: the structs below are XLA's C ABI 0.x,
- * in which each struct begins with its size and newer versions only append. Python hands over the core's functions.
+ * once. The library is compiled against nothing of JAX's (xla.h) and linked to nothing: Python hands over the core's
+ * functions.
  *
  * The memory is XLA's and is gone when the handler returns, so it returns only when the core is done with it: a rank
  * that gives up (Ctrl-C, a limit of time) ends the job first. It runs in a thread of XLA's, without Python.
  */
 #include "../base/codes.h"
 #include "../hvdlite.h"
+#include "xla.h"
 
 #include <pthread.h>
 #include <signal.h>
@@ -24,90 +25,6 @@
 
 #define PUBLIC __attribute__((visibility("default")))
 
-struct extension {
-    size_t size;
-    int type;
-    struct extension *next;
-};
-struct version {
-    size_t size;
-    struct extension *ext;
-    int major, minor;
-};
-struct metadata {
-    size_t size;
-    struct version version;
-    uint32_t traits;
-};
-struct metadata_extension {
-    struct extension base;
-    struct metadata *metadata;
-};
-struct buffer {
-    size_t size;
-    struct extension *ext;
-    int dtype;
-    void *data;
-    int64_t rank, *dims;
-};
-struct buffers {
-    size_t size;
-    struct extension *ext;
-    int64_t count;
-    int *types;
-    struct buffer **at;
-};
-struct span {
-    const char *text;
-    size_t bytes;
-};
-struct scalar {
-    int dtype;
-    void *value;
-};
-struct attributes {
-    size_t size;
-    struct extension *ext;
-    int64_t count;
-    int *types;
-    struct span **names;
-    void **at;
-};
-struct error_args {
-    size_t size;
-    struct extension *ext;
-    const char *text;
-    int code;
-};
-struct run_args {
-    size_t size;
-    struct extension *ext;
-    void *context;
-    int64_t id;
-};
-struct api {
-    size_t size;
-    struct extension *ext;
-    struct version version;
-    void *internal;
-    void *(*error)(struct error_args *);
-    void *others[15]; /* newer versions have all of them, and one more: */
-    void *(*run_id)(struct run_args *);
-};
-struct frame {
-    size_t size;
-    struct extension *ext;
-    const struct api *api;
-    void *context;
-    int stage;
-    struct buffers arguments, results;
-    struct attributes attributes;
-};
-_Static_assert(sizeof(struct version) == 24 && sizeof(struct buffer) == 48 && sizeof(struct attributes) == 48,
-               "XLA's FFI, 0.x");
-_Static_assert(offsetof(struct frame, arguments) == 40 && offsetof(struct api, error) == 48, "XLA's FFI, 0.x");
-
-enum { METADATA = 1, SCALAR = 3, STRING = 4, INVALID = 3, ABORTED = 10 };
 enum { WAIT_MS = 50, LEAVES_MAX = 16384, DTYPES = 64, SETS = 256, SEEN = 64 };
 
 /* The core's functions, in the order in which Python hands them over. */
@@ -208,28 +125,6 @@ static void *fail(const struct frame *frame, int code, const char *text)
     return frame->api->error(&args);
 }
 
-static void *attribute(const struct frame *frame, const char *name, int type)
-{
-    const struct attributes *all = &frame->attributes;
-    for (int64_t i = 0; i < all->count; i++)
-        if (all->types[i] == type && all->names[i]->bytes == strlen(name) &&
-            !memcmp(all->names[i]->text, name, strlen(name)))
-            return all->at[i];
-    return NULL;
-}
-
-static int number(const struct frame *frame, const char *name)
-{
-    const struct scalar *found = attribute(frame, name, SCALAR);
-    return found ? *(const int32_t *)found->value : 0;
-}
-
-static double real(const struct frame *frame, const char *name)
-{
-    const struct scalar *found = attribute(frame, name, SCALAR);
-    return found ? *(const double *)found->value : 1.0;
-}
-
 static int64_t now_ms(void)
 {
     struct timespec now;
@@ -237,31 +132,53 @@ static int64_t now_ms(void)
     return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
 }
 
+/* What Python has compiled into a call (hvdlite/jax/graph.py). */
+struct terms {
+    int kind, op, root, set, serial, size;
+    int leaves, hash; /* of the whole tree; leaves 0: it is not compared here */
+    int sum;          /* the op of that comparison */
+    int first, step;  /* no token of another call; a training step */
+    double prescale, postscale;
+    const struct span *names; /* a line for each leaf, then one for the comparison */
+};
+
 struct call {
     const struct frame *frame;
+    struct terms terms;
     int leaves, count; /* count: requests, one more if the tree is compared */
-    int kind, interrupts;
+    bool ragged;
+    int interrupts; /* before it began: what a script has caught then is no reason to give up */
     int64_t since;
     struct hvd_request *requests;
     const struct hvd_request **ask;
     struct hvd_owner *owners;
-    char (*names)[HVD_NAME_MAX + 1];
+    char *names;             /* each with its end */
     char text[HVD_TEXT_MAX]; /* what is wrong */
 };
 
+static void read_terms(const struct frame *frame, struct terms *terms)
+{
+    terms->kind = number(frame, "kind"), terms->op = number(frame, "op"), terms->root = number(frame, "root");
+    terms->set = number(frame, "set") & (SETS - 1), terms->serial = number(frame, "serial");
+    terms->size = number(frame, "size"), terms->leaves = number(frame, "leaves"), terms->hash = number(frame, "hash");
+    terms->sum = number(frame, "sum"), terms->first = number(frame, "first"), terms->step = number(frame, "step");
+    terms->prescale = real(frame, "pre"), terms->postscale = real(frame, "post");
+    terms->names = attribute(frame, "names", STRING);
+}
+
 /* Is this call one of two in one run of a program that have one name, and no token says which comes first? */
-static bool in_no_order(const struct frame *frame, const char *instance)
+static bool in_no_order(const struct frame *frame, const struct terms *terms)
 {
     const struct api *api = frame->api;
-    if (!number(frame, "first") || api->size < offsetof(struct api, run_id) + sizeof api->run_id)
+    if (!terms->first || api->size < offsetof(struct api, run_id) + sizeof api->run_id)
         return false;
     struct run_args args = {sizeof args, NULL, frame->context, 0};
     if (api->run_id(&args)) /* an error, which is never freed: it does not happen */
         return false;
-    int hash = number(frame, "hash"), at = hash & (SEEN - 1);
+    int at = terms->hash & (SEEN - 1);
     pthread_mutex_lock(&lock);
-    bool again = seen[at].run == args.id && seen[at].hash == hash && seen[at].instance != instance;
-    seen[at].run = args.id, seen[at].hash = hash, seen[at].instance = instance;
+    bool again = seen[at].run == args.id && seen[at].hash == terms->hash && seen[at].instance != terms->names->text;
+    seen[at].run = args.id, seen[at].hash = terms->hash, seen[at].instance = terms->names->text;
     pthread_mutex_unlock(&lock);
     return again;
 }
@@ -269,81 +186,79 @@ static bool in_no_order(const struct frame *frame, const char *instance)
 /* May this call be made? */
 static int check(struct call *call)
 {
-    const struct frame *frame = call->frame;
-    const struct span *names = attribute(frame, "names", STRING);
-    int set = number(frame, "set"), size = number(frame, "size");
-    if (set_serial[set & (SETS - 1)] != number(frame, "serial")) {
+    const struct terms *terms = &call->terms;
+    bool of_size = terms->kind != HVD_ALLREDUCE && terms->kind != HVD_BROADCAST;
+    if (set_serial[terms->set] != terms->serial)
         snprintf(call->text, sizeof call->text,
                  "the process set of '%.200s' was removed after this function was compiled: call jax.clear_caches(), "
                  "and it is compiled for the sets that there are" HVD_ENDS(213),
-                 call->names[0]);
-        return HVD_EINVAL;
-    }
-    if (!set && core.size() != size && call->kind != HVD_ALLREDUCE && call->kind != HVD_BROADCAST) {
+                 call->names);
+    else if (!terms->set && of_size && core.size() != terms->size)
         snprintf(call->text, sizeof call->text,
                  "'%.200s' was compiled for %d ranks, and the job has %d: call jax.clear_caches()" HVD_ENDS(268),
-                 call->names[0], size, core.size());
-        return HVD_EINVAL;
-    }
-    if (in_no_order(frame, names->text)) {
+                 call->names, terms->size, core.size());
+    else if (in_no_order(call->frame, terms))
         snprintf(call->text, sizeof call->text,
                  "'%.200s' is called twice in one compiled program, and which call comes first may differ between "
                  "ranks: remove jax.jit from the inner function, or give the calls different names" HVD_ENDS(268),
-                 call->names[0]);
-        return HVD_EINVAL;
-    }
-    return HVD_OK;
+                 call->names);
+    else
+        return HVD_OK;
+    return HVD_EINVAL;
 }
 
 static int read_leaf(struct call *call, int i)
 {
-    const struct frame *frame = call->frame;
-    const struct buffer *in = frame->arguments.at[i], *out = frame->results.at[i];
+    const struct buffer *in = call->frame->arguments.at[i], *out = call->frame->results.at[i];
     struct hvd_request *one = &call->requests[i];
-    bool ragged = call->kind == HVD_ALLGATHER || call->kind == HVD_ALLTOALL;
     one->dtype = in->dtype < 0 || in->dtype >= DTYPES ? -1 : dtype_of[in->dtype];
     if (one->dtype < 0) {
         snprintf(call->text, sizeof call->text,
-                 "'%.200s': XLA's element type %d is not supported: cast it" HVD_ENDS(202), call->names[i], in->dtype);
+                 "'%.200s': XLA's element type %d is not supported: cast it" HVD_ENDS(202), one->name, in->dtype);
         return HVD_ETYPE;
     }
-    one->root = number(frame, "root"), one->prescale = real(frame, "pre"), one->postscale = real(frame, "post");
-    one->input = in->data, one->output = out->data, one->even = ragged;
-    one->output_bytes = ragged ? core.dtype_bytes(one->dtype) : 0;
+    one->root = call->terms.root, one->prescale = call->terms.prescale, one->postscale = call->terms.postscale;
+    one->input = in->data, one->output = out->data, one->even = call->ragged;
+    one->output_bytes = core.dtype_bytes(one->dtype);
     for (int d = 0; d < out->rank; d++)
         one->output_bytes *= out->dims[d];
-    one->ndim = in->rank > HVD_DIMS_MAX ? 1 : (int)in->rank; /* of more dimensions only their product is compared */
-    one->dims[0] = 1;
+    if (in->rank <= HVD_DIMS_MAX) {
+        one->ndim = (int)in->rank;
+        memcpy(one->dims, in->dims, (size_t)in->rank * sizeof *in->dims);
+        return HVD_OK;
+    }
+    one->ndim = 1, one->dims[0] = 1; /* dimensions are only compared */
     for (int d = 0; d < in->rank; d++)
-        one->dims[one->ndim > 1 ? d : 0] = one->ndim > 1 || in->rank == 1 ? in->dims[d] : one->dims[0] * in->dims[d];
+        one->dims[0] *= in->dims[d];
     return HVD_OK;
 }
 
 /* A request for each leaf, and one without elements whose shape says what leaves the whole tree has. */
 static int read_tree(struct call *call)
 {
-    const struct frame *frame = call->frame;
-    const struct span *names = attribute(frame, "names", STRING);
-    const char *at = names->text, *end = at + names->bytes;
-    for (int i = 0; i < call->count; i++) {
-        const char *stop = memchr(at, '\n', (size_t)(end - at));
-        stop = stop ? stop : end;
-        snprintf(call->names[i], sizeof call->names[i], "%.*s", (int)(stop - at), at);
-        at = stop < end ? stop + 1 : end;
+    const struct terms *terms = &call->terms;
+    memcpy(call->names, terms->names->text, terms->names->bytes);
+    const char *name = call->names;
+    for (char *at = call->names; at < call->names + terms->names->bytes; at++)
+        if (*at == '\n')
+            *at = 0;
+    int code = check(call);
+    for (int i = 0; i < call->count && code == HVD_OK; i++) {
         struct hvd_request *one = &call->requests[i];
-        one->name = call->names[i], one->kind = call->kind, one->op = number(frame, "op");
-        one->process_set = number(frame, "set"), one->quiet = i + 1 < call->count ? HVD_QUIET : HVD_NOW;
         call->ask[i] = one;
-        int code = i < call->leaves ? read_leaf(call, i) : HVD_OK;
-        if (code != HVD_OK)
-            return code;
+        one->name = name, one->kind = terms->kind, one->op = terms->op, one->process_set = terms->set;
+        one->quiet = i + 1 < call->count ? HVD_QUIET : HVD_NOW;
+        if (i < call->leaves)
+            code = read_leaf(call, i);
+        if (name + strlen(name) < call->names + terms->names->bytes)
+            name += strlen(name) + 1;
     }
     if (call->count > call->leaves) {
         struct hvd_request *tree = &call->requests[call->leaves];
-        tree->kind = HVD_ALLREDUCE, tree->op = number(frame, "sum"), tree->prescale = tree->postscale = 1.0;
-        tree->ndim = 3, tree->dims[0] = number(frame, "leaves"), tree->dims[1] = number(frame, "hash");
+        tree->kind = HVD_ALLREDUCE, tree->op = terms->sum, tree->prescale = tree->postscale = 1.0;
+        tree->ndim = 3, tree->dims[0] = terms->leaves, tree->dims[1] = terms->hash;
     }
-    return check(call);
+    return code;
 }
 
 /* How the exchange ended, or HVD_AGAIN. */
@@ -399,7 +314,7 @@ static int fetch(struct call *call, int i, char *text, size_t text_bytes)
             text, text_bytes,
             "'%.200s': %lld bytes came where the compiled program has room for %lld: inside jit all ranks give the "
             "same number of rows, and none has joined" HVD_ENDS(268),
-            call->names[i], (long long)found.bytes, (long long)one->output_bytes);
+            one->name, (long long)found.bytes, (long long)one->output_bytes);
         return HVD_EMISMATCH;
     }
     if (code == HVD_OK && found.data != one->output)
@@ -411,28 +326,25 @@ static int exchange(struct call *call)
 {
     char text[HVD_TEXT_MAX] = "";
     int taken = core.submit_many(call->ask, call->count, call->owners, call->text, sizeof call->text);
-    int code = taken < 0 ? taken : taken < call->count ? HVD_EINVAL : HVD_OK, end;
-    taken = taken < 0 ? 0 : taken;
-    int leaves = taken < call->leaves ? taken : call->leaves;
-    bool ragged = call->kind == HVD_ALLGATHER || call->kind == HVD_ALLTOALL;
-    for (int i = 0; ragged && i < leaves; i++) {
-        while ((end = core.wait(call->owners[i].handle, WAIT_MS, text, sizeof text)) == HVD_AGAIN)
-            look_around(call, call->names[i]);
-        if (end == HVD_OK)
+    int code = taken < 0 ? taken : taken < call->count ? HVD_EINVAL : HVD_OK, end = HVD_OK;
+    int leaves = taken < 0 ? 0 : taken < call->leaves ? taken : call->leaves;
+    for (int i = 0; i < (call->ragged ? leaves : leaves > 0); i++) {
+        do {
+            end = call->ragged ? core.wait(call->owners[i].handle, WAIT_MS, text, sizeof text)
+                               : core.wait_many(call->owners, leaves, WAIT_MS, text, sizeof text);
+            if (end == HVD_AGAIN)
+                look_around(call, call->requests[i].name);
+        } while (end == HVD_AGAIN);
+        if (call->ragged && end == HVD_OK)
             end = fetch(call, i, text, sizeof text);
-        core.forget(call->owners[i].handle);
+        if (call->ragged)
+            core.forget(call->owners[i].handle);
         if (code == HVD_OK && (code = end) != HVD_OK)
             memcpy(call->text, text, sizeof text);
     }
-    if (!ragged && leaves) {
-        while ((end = core.wait_many(call->owners, leaves, WAIT_MS, text, sizeof text)) == HVD_AGAIN)
-            look_around(call, call->names[0]);
-        if (code == HVD_OK && (code = end) != HVD_OK)
-            memcpy(call->text, text, sizeof text);
-    }
-    if (taken > leaves) {
+    if (taken > call->leaves) {
         while ((end = tree_differs(call, (int64_t)WAIT_MS * 1000000, text, sizeof text)) == HVD_AGAIN)
-            look_around(call, call->names[call->leaves]);
+            look_around(call, call->requests[call->leaves].name);
         if (end == HVD_EMISMATCH) /* a rank waits for a leaf that others have not, and cannot do without it */
             core.abort(core.rank(), end, text);
         if (code == HVD_OK && (code = end) != HVD_OK)
@@ -443,9 +355,9 @@ static int exchange(struct call *call)
 
 static int run(struct call *call)
 {
-    size_t n = (size_t)call->count + 1;
+    size_t n = (size_t)call->count;
     call->requests = calloc(n, sizeof *call->requests), call->ask = calloc(n, sizeof *call->ask);
-    call->owners = calloc(n, sizeof *call->owners), call->names = calloc(n, sizeof *call->names);
+    call->owners = calloc(n, sizeof *call->owners), call->names = calloc(call->terms.names->bytes + 1, 1);
     if (!call->requests || !call->ask || !call->owners || !call->names) {
         snprintf(call->text, sizeof call->text, "no memory for the names of %d leaves" HVD_ENDS(951), call->leaves);
         return HVD_ENOMEM;
@@ -463,18 +375,20 @@ PUBLIC void *hvd_jax_call(const struct frame *frame)
             metadata->version.major = 0, metadata->version.minor = 1, metadata->traits = 0;
             return NULL;
         }
+    struct call call = {.frame = frame, .since = now_ms(), .interrupts = interrupts};
     int64_t leaves = frame->arguments.count - 1;
-    if (frame->size < sizeof *frame || leaves < 1 || leaves > LEAVES_MAX || frame->results.count != leaves + 1 ||
-        !attribute(frame, "names", STRING))
+    if (frame->size >= sizeof *frame)
+        read_terms(frame, &call.terms);
+    if (!call.terms.names || leaves < 1 || leaves > LEAVES_MAX || frame->results.count != leaves + 1)
         return fail(frame, HVD_EINTERNAL, "hvdlite.jax: this version of XLA calls in an unknown way" HVD_ENDS(901));
     if (core.rank() < 0)
         return fail(frame, HVD_ESTATE,
                     "hvdlite has not been initialized: call hvd.init() before a compiled function runs" HVD_ENDS(101));
-    struct call call = {.frame = frame, .leaves = (int)leaves, .kind = number(frame, "kind")};
-    call.count = call.leaves + (number(frame, "leaves") > 0);
-    call.interrupts = interrupts, call.since = now_ms();
-    int hash = number(frame, "hash"), none = 0;
-    if (number(frame, "step") && (atomic_compare_exchange_strong(&whose_steps, &none, hash) || none == hash))
+    call.leaves = (int)leaves, call.count = call.leaves + (call.terms.leaves > 0);
+    call.ragged = call.terms.kind == HVD_ALLGATHER || call.terms.kind == HVD_ALLTOALL;
+    int none = 0;
+    if (call.terms.step &&
+        (atomic_compare_exchange_strong(&whose_steps, &none, call.terms.hash) || none == call.terms.hash))
         core.step(1, 0);
     int code = run(&call);
     calls++;

@@ -1,6 +1,8 @@
 """JAX's arrays outside of jit: as NumPy arrays over their memory, and back, without a copy on CPUs.
 
-DLPack is not used, since NumPy has no bfloat16 in it. What is on a GPU is copied to the CPU by JAX.
+An array of JAX in the CPU's memory shows itself as a NumPy array, and an aligned NumPy array becomes one of JAX that
+uses its memory. So the collectives work on NumPy arrays, bfloat16 and float8 of ml_dtypes among them; DLPack, which
+does the same, has no bfloat16 in NumPy. What is on a GPU is copied to the CPU by JAX.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""Errors of compiled functions as the classes of hvdlite: XLA makes one class of all, and keeps the text."""
+"""Errors of compiled functions as the classes of hvdlite: XLA makes one class of all, and keeps the text.
+
+The handler begins its text with the name of the class, so nothing has to be remembered: also of several functions that
+were dispatched before the first result is looked at, each error is its own.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,7 @@ from collections.abc import Iterator
 
 from .. import _core, errors
 
-_TEXT = re.compile(r"\b(Hvd[A-Za-z]+|HorovodInternalError|MemoryError): (.*?\[HVD\d{3}\])", re.DOTALL)
+_TEXT = re.compile(r"\b(Hvd[A-Za-z]+|HorovodInternalError|MemoryError): (.*\[HVD\d{3}\])", re.DOTALL)
 
 
 def error_of(error: BaseException) -> BaseException:

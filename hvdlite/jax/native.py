@@ -1,6 +1,8 @@
-"""The handler of compiled programs: how the library csrc/jax gets into XLA, and what it is told of this process.
+"""The FFI handler of compiled programs: how the library csrc/jax gets into XLA, and what it is told of this process.
 
-It is loaded when a function with a collective is first traced. A program that stays eager never loads it.
+It is loaded when a function with a collective is first traced, since only then XLA must know it; a program that stays
+eager never loads it. It is told the core's functions, limits of time, and which process set has a number: numbers are
+compiled into programs, and another set may get them later.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from .. import _core
 from ..lifecycle import init
 from ..process_sets import process_set
 
-TARGET = "hvdlite_collective"
+TARGET = f"hvdlite_collective_{_core.VERSION}"  # a program may come from the cache of another version
 ffi: Any = getattr(jax, "ffi", None) or import_module("jax.extend.ffi")  # it was there before JAX 0.5
 _FUNCTIONS = (
     *("submit_many", "wait_many", "finish", "wait", "result", "forget"),

@@ -1,4 +1,9 @@
-"""Collectives of trees of arrays: outside of jit by the NumPy collectives, inside as a part of the program."""
+"""Collectives of trees of arrays: outside of jit by the NumPy collectives, inside as a part of the program.
+
+A tree is what JAX takes for one: nested dicts, lists, tuples, and classes that are registered. Each leaf is a tensor of
+its own for the core, named by its path. With it goes one comparison of the tree itself: a leaf that only one rank has
+would wait for ever, and None is no leaf.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +13,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from .. import _core
+from .. import _core, metrics
 from ..errors import HvdArgumentError, HvdMismatchError, is_outcome
 from ..ops import Average, Collectives, Sum, op_of, synchronize
 from ..ops.arguments import NoneCompressor, compress
@@ -109,9 +114,12 @@ def reduced(
     require_dtypes(tree)
     if in_graph(tree.leaves):
         return graph.run(_core.ALLREDUCE, tree, name, process_set, op, 0, prescale, postscale, step)
-    return _eager("allreduce", tree, name, process_set, lambda array, each: _ops.allreduce_async(
+    done = _eager("allreduce", tree, name, process_set, lambda array, each: _ops.allreduce_async(
         array, name=each, op=op, prescale_factor=prescale, postscale_factor=postscale, process_set=process_set,
     ))  # fmt: skip
+    if step:
+        metrics.step(reduced)
+    return done
 
 
 def broadcast(

@@ -1,4 +1,7 @@
-"""optax around which gradients are averaged, and the start and the comparison of replicas.
+"""A transformation of optax that averages gradients, and the start and the comparison of replicas.
+
+The exchange is a part of `update`, so it is compiled where the script compiles its step. There is one for each step,
+after backward: XLA gives no place in the midst of it.
 
 With `backward_passes_per_step` the sums of an unfinished window are this rank's own, in the optimizer's state. Rank 0's
 must not stand for those of all: where a state is broadcast, the window restarts, with a warning.

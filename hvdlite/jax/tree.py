@@ -1,7 +1,8 @@
 """Trees of arrays: what their leaves are called, and in which form a leaf travels that the core does not have.
 
 A leaf is called by its path, as JAX prints it. Keys of random numbers travel as their data, and unsigned words as
-signed ones where they are only moved: bits are bits.
+signed ones where they are only moved: bits are bits. Values that are no arrays become what JAX makes of them, unless
+that is another value.
 """
 
 from __future__ import annotations
