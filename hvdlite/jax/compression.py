@@ -2,6 +2,8 @@
 
 Inside jit the casts are a part of the compiled program, and XLA fuses them with what is around. Compression to 8 or 4
 bits, which rounds between hosts, is not offered here: it needs a residual that outlives the program.
+
+A compressor is a class with `compress` and `decompress`, as for the other frameworks.
 """
 
 from __future__ import annotations

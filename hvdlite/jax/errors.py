@@ -2,6 +2,8 @@
 
 The handler begins its text with the name of the class, so nothing has to be remembered: also of several functions that
 were dispatched before the first result is looked at, each error is its own.
+
+JAX raises where a result is used first, which no decorator of a compiled function can see.
 """
 
 from __future__ import annotations

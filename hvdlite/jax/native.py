@@ -1,4 +1,4 @@
-"""The FFI handler of compiled programs: how the library csrc/jax gets into XLA, and what it is told of this process.
+"""The FFI handler of compiled programs: how the library csrc/jax is loaded and registered with XLA.
 
 It is loaded when a function with a collective is first traced, since only then XLA must know it; a program that stays
 eager never loads it. It is told the core's functions, limits of time, and which process set has a number: numbers are
