@@ -130,17 +130,20 @@ def broadcast_parameters(tree: Any, root_rank: int = 0, process_set: ProcessSet 
         [1.0]
     """
     received = broadcast(tree, root_rank, "broadcast_parameters", process_set)
-    return jax.tree.map(_restarted, received, is_leaf=lambda each: isinstance(each, Window))
+    of_window = lambda each: isinstance(each, Window)  # noqa: E731
+    windows = [each for each in jax.tree.leaves(received, is_leaf=of_window) if of_window(each)]
+    passes = max((int(each.passes) for each in windows if not in_graph([each.passes])), default=0)
+    if passes:
+        warn(
+            f"a window of backward_passes_per_step restarts. The state that is broadcast has {passes} of its passes, "
+            "with the sums of one rank: broadcast it at the end of a window [HVD243]"
+        )
+    return jax.tree.map(_restarted, received, is_leaf=of_window)
 
 
 def _restarted(each: Any) -> Any:
     if not isinstance(each, Window):
         return each
-    if not in_graph([each.passes]) and (passes := int(each.passes)):
-        warn(
-            f"a window of backward_passes_per_step restarts. The state that is broadcast has {passes} of its passes, "
-            "with the sums of one rank: broadcast it at the end of a window [HVD243]"
-        )
     return Window(each.inner, jax.tree.map(jnp.zeros_like, each.sums), jnp.zeros_like(each.passes))
 
 

@@ -1,5 +1,6 @@
-"""One handler, compiled once, in older versions of JAX: the tests of collectives and errors, but for what asks XLA's FFI
-0.3 which run of a program a call belongs to.
+"""One handler, compiled once, in older versions of JAX: the tests of collectives and errors.
+
+But for one that asks which run of a program a call belongs to, which XLA's FFI 0.3 tells.
 """
 
 import sys
