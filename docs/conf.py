@@ -1,8 +1,8 @@
 """Settings of the documentation site: `pip install ".[docs]" && sphinx-build docs site`, then open site/index.html.
 
 Pages are Markdown (MyST). Reference pages take their text from docstrings (Google style), so the build imports hvdlite,
-PyTorch and, where they are installed, TensorFlow and Keras. docs/_ext/pages.py has the directives of our own. The check
-builds with warnings as errors: tests/docs/test_site.py.
+PyTorch and, where they are installed, TensorFlow, Keras and JAX. docs/_ext/pages.py has the directives of our own. The
+check builds with warnings as errors: tests/docs/test_site.py.
 """
 
 import os
@@ -33,7 +33,7 @@ myst_heading_anchors = 3
 suppress_warnings = ["misc.highlighting_failure"]
 smartquotes = False  # else --mpi becomes a dash
 nitpicky = True
-_LISTED = r"(?!hvdlite\.(torch|numpy|tensorflow|keras|data|elastic)\b).*"
+_LISTED = r"(?!hvdlite\.(torch|numpy|tensorflow|keras|jax|data|elastic)\b).*"
 nitpick_ignore_regex = [("py:.*", _LISTED), ("py:.*", ".*Compressor")]
 
 autodoc_typehints = "none"  # the docstrings say types in words

@@ -28,7 +28,6 @@ FRAMEWORKS = (
     ("JAX", "jax", ("jax",)),
     ("NumPy", "numpy", ("numpy",)),
 )
-ADAPTERS = {"torch", "numpy", "tensorflow", "keras"}  # what this version binds to
 
 _MPI_NAMES = ("libmpi.so.40", "libmpi.so.12", "libmpich.so.12", "libmpi.so")
 _NCCL_NAMES = ("libnccl.so.2", "libnccl.so")
@@ -78,8 +77,7 @@ def frameworks() -> list[Finding]:
             findings.append(Finding(title, False, f"no module named {module} in {sys.executable}"))
             continue
         path = spec.origin or next(iter(spec.submodule_search_locations or []), "?")
-        note = "" if module in ADAPTERS else "; not supported by this version of hvdlite yet"
-        findings.append(Finding(title, True, f"{_version(packages)}, {os.path.dirname(path)}{note}"))
+        findings.append(Finding(title, True, f"{_version(packages)}, {os.path.dirname(path)}"))
     return findings
 
 

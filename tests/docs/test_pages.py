@@ -17,6 +17,7 @@ pytest.importorskip("torch")
 import hvdlite as hvd
 
 KNOWN = {"python", "diff", "console", "text", *pages.PARSED}
+RUN = [page for page in pages.PAGES if pages.runs_here(page)]
 
 
 @pytest.mark.parametrize("page", pages.PAGES)
@@ -47,7 +48,7 @@ def test_every_block_says_what_it_is(page):
 
 
 @as_ranks(2)
-@pytest.mark.parametrize("page", [page for page in pages.PAGES if pages.in_ranks(page) and not pages.frameworks(page)])
+@pytest.mark.parametrize("page", [p for p in RUN if pages.in_ranks(p) and not pages.frameworks(p)])
 def test_python_runs_on_two_ranks(page):
     in_a_folder(page)
 
@@ -64,7 +65,7 @@ def in_a_folder(page):
             os.chdir(before)
 
 
-@pytest.mark.parametrize("page", [page for page in pages.PAGES if pages.in_folder(page)])
+@pytest.mark.parametrize("page", [page for page in RUN if pages.in_folder(page)])
 def test_commands_print_what_is_shown(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", pages.path_with_programs())

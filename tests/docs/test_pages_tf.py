@@ -1,7 +1,7 @@
 """The Python blocks of pages that use TensorFlow or Keras, on two ranks; and the names of all pages."""
 
 import functools
-import importlib
+import importlib.util
 import re
 
 import pages
@@ -20,10 +20,11 @@ def test_python_runs_on_two_ranks(page):
 
 
 def test_every_name_of_the_pages_exists():
-    modules = [importlib.import_module(f"hvdlite.{name}") for name in ("torch", "tensorflow", "keras", "numpy")]
+    jax = ["jax"] if importlib.util.find_spec("jax") else []
+    modules = [importlib.import_module(f"hvdlite.{name}") for name in ("torch", "tensorflow", "keras", "numpy", *jax)]
     names = {
         (page, name)
-        for page in pages.PAGES
+        for page in filter(pages.runs_here, pages.PAGES)
         for name in re.findall(r"\bhvd\.([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)", (pages.ROOT / page).read_text())
         if name != "py"
     }

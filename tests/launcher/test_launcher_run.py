@@ -189,7 +189,7 @@ def test_check_build_tells_what_was_found_and_why_not():
     code, out, err = launch("--check-build")
     assert (code, err) == (0, "")
     assert re.search(r"\[X\] NumPy: \d+\.\d+", out)
-    for title in ("PyTorch", "TensorFlow", "MPI", "NCCL"):
+    for title in ("PyTorch", "TensorFlow", "JAX", "MPI", "NCCL"):
         assert re.search(rf"\[[X ]\] {title}: \S+", out), out
     assert re.search(r"\[X\] horovod: hvdlite with --as-horovod \(/.*/as_horovod/front\); without it: \S+", out), out
     if "[ ] NCCL" in out:

@@ -14,6 +14,7 @@ The info string of a fence says what a test does with it:
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import re
@@ -73,6 +74,12 @@ def in_ranks(page: str) -> list[Block]:
 def frameworks(page: str) -> bool:
     """Do the ranks of this page need TensorFlow or Keras?"""
     return any(re.search(r"tensorflow|keras", block.text) for block in in_ranks(page))
+
+
+def runs_here(page: str) -> bool:
+    """Is JAX installed, where blocks of the page need it?"""
+    needed = any("hvdlite.jax" in block.text for block in blocks(page))
+    return not needed or importlib.util.find_spec("jax") is not None
 
 
 def run_in_rank(page: str) -> None:
