@@ -42,7 +42,7 @@ def wheel(tmp_path_factory):
 
 def test_the_wheel_is_small_and_serves_every_python(wheel):
     assert re.fullmatch(r"hvdlite-[\d.]+-cp39-abi3-linux_\w+\.whl", wheel.name)
-    assert wheel.stat().st_size < 1_880_000  # with docstrings and error texts, which users read
+    assert wheel.stat().st_size < 1_900_000  # with docstrings and error texts, which users read
 
 
 def test_the_wheel_holds_the_library_the_launcher_and_the_license(wheel):
