@@ -33,7 +33,9 @@ myst_heading_anchors = 3
 suppress_warnings = ["misc.highlighting_failure"]
 smartquotes = False  # else --mpi becomes a dash
 nitpicky = True
-_LISTED = r"(?!hvdlite\.(torch|numpy|tensorflow|keras|jax|data|elastic)\b).*"
+_LISTED = (
+    r"(?!hvdlite\.(torch|numpy|tensorflow|keras|jax|data|elastic)\b).*"
+)
 nitpick_ignore_regex = [("py:.*", _LISTED), ("py:.*", ".*Compressor")]
 
 autodoc_typehints = "none"  # the docstrings say types in words

@@ -18,7 +18,7 @@ import time
 
 import numpy as np
 import pytest
-from ranks import EVERYTHING, Job, as_ranks
+from ranks import EVERYTHING, Job, as_ranks, everything
 
 import hvdlite as hvd
 from hvdlite import _core
@@ -283,7 +283,7 @@ os._exit(7)
 """
 
 
-@pytest.mark.parametrize("kind", ["TimeoutError", "ConnectionError", "KeyboardInterrupt"])
+@pytest.mark.parametrize("kind", ["KeyboardInterrupt", *everything("TimeoutError", "ConnectionError")])
 def test_what_a_handler_raises_while_init_waits_comes_out_as_it_is(kind):
     with Job(2, [sys.executable, "-c", LATE_INIT.format(kind=kind, seconds=0.5)]) as job:
         assert job.wait(60) == 7, job.text()

