@@ -1,4 +1,4 @@
-"""hvdlite for Keras 3, on TensorFlow or PyTorch: `import hvdlite.keras as hvd`.
+"""hvdlite for Keras 3, on TensorFlow, PyTorch or JAX: `import hvdlite.keras as hvd`.
 
     hvd.init()
     model.compile(optimizer=hvd.DistributedOptimizer(keras.optimizers.Adam(1e-3)), ...)
@@ -26,7 +26,7 @@ from .saving import load_model
 def __getattr__(name: str) -> Any:
     """``Compression`` is that of the backend. ``ps`` and ``rpc`` are imported on first use."""
     if name == "Compression":
-        return _backend.ops().Compression
+        return _backend.compression()
     if name in ("aggregation", "ps", "rpc"):
         return import_module(f"{__name__}.ps" if name == "ps" else "hvdlite.rpc")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
@@ -64,7 +64,7 @@ def allreduce(
     Raises:
         HvdArgumentError: the dtype or the op is not supported.
         HvdMismatchError: the ranks disagree about shape, dtype, op or scale. All ranks raise it.
-        HvdNotYetError: Keras runs on a backend other than TensorFlow and PyTorch.
+        HvdNotYetError: Keras runs on a backend other than TensorFlow, PyTorch and JAX.
         HvdPeerLostError: a rank has left or died.
         ValueError: ``op`` is unknown, or both ``op`` and ``average`` are given.
 

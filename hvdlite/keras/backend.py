@@ -1,10 +1,11 @@
-"""The backend of this Keras, and the adapter that reduces its tensors: TensorFlow or PyTorch, one per process.
+"""The backend of this Keras, and the adapter that reduces its tensors: TensorFlow, PyTorch or JAX, one per process.
 
 What this package needs to know of Keras is here: which module it is (Keras 3, or tf_keras where
 TF_USE_LEGACY_KERAS selects it), which backend it runs on, and what of hvdlite serves that. The adapter is imported
 when it is known which: nothing here loads TensorFlow for a model on PyTorch, nor the other way round.
 
-On JAX a step is compiled whole, and a collective would have to be a part of it; hvdlite has none yet.
+On JAX a step is compiled whole, and an exchange of gradients is a part of it. Within an epoch the values of variables
+are then in the trainer. Callbacks get a model whose variables have them; others call `synced`.
 """
 
 from __future__ import annotations
@@ -14,8 +15,11 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any
 
+import numpy as np
+
 from .. import config
 from ..errors import HvdNotYetError
+from ..numpy import allreduce
 from ..ops import Max, Terms
 from ..process_sets.process_set import global_process_set
 from .initial_check import StartCheck
@@ -42,26 +46,41 @@ def _imported() -> Any:
 
 
 keras: Any = _imported()
+_REDUCERS = {
+    "tensorflow": "hvdlite.tensorflow.reducer", "torch": "hvdlite.keras.torch_reducer",
+    "jax": "hvdlite.jax.keras_reducer",
+}  # fmt: skip
 
 
 def backend() -> str:
-    """ "tensorflow" or "torch". HvdNotYetError on another one."""
+    """ "tensorflow", "torch" or "jax". HvdNotYetError on another one."""
     if legacy():
         return "tensorflow"
     name = str(keras.backend.backend())
-    if name not in ("tensorflow", "torch"):
+    if name not in _REDUCERS:
         raise HvdNotYetError(
-            f"Keras runs on {name}, for which hvdlite cannot reduce gradients: set KERAS_BACKEND=tensorflow or "
-            "KERAS_BACKEND=torch before you import keras [HVD246]"
+            f"Keras runs on {name}, for which hvdlite cannot reduce gradients: set KERAS_BACKEND=tensorflow, "
+            "KERAS_BACKEND=torch or KERAS_BACKEND=jax before you import keras [HVD246]"
         )
     return name
 
 
 def reducer(*terms: Any, **more: Any) -> Any:
     """What averages lists of gradients of the backend's kind."""
-    name = backend()
-    module = "hvdlite.tensorflow.reducer" if name == "tensorflow" else "hvdlite.keras.torch_reducer"
-    return import_module(module).Reducer(*terms, **more)
+    return import_module(_REDUCERS[backend()]).Reducer(*terms, **more)
+
+
+def refuse(optimizer: Any, passes: int, shard: bool) -> None:
+    """HvdNotYetError for a distributed optimizer that the backend does not support."""
+    if backend() == "jax":
+        import_module(_REDUCERS["jax"]).refuse(optimizer, passes, shard)
+
+
+def synced(model: Any) -> Any:
+    """The model. On JAX its variables get the values that they have in the step of `fit` that was last."""
+    if hasattr(model, "jax_state_sync"):
+        model.jax_state_sync()
+    return model
 
 
 def branch(pred: Any, then: Callable[[], Any], otherwise: Callable[[], Any]) -> Any:
@@ -74,8 +93,7 @@ def branch(pred: Any, then: Callable[[], Any], otherwise: Callable[[], Any]) -> 
 def start_check(text: str) -> StartCheck:
     """What compares variables of the backend on all ranks, and the text for one that differs."""
     name = backend()
-    module = "hvdlite.tensorflow.initial_check" if name == "tensorflow" else "hvdlite.keras.torch_reducer"
-    found = import_module(module)
+    found = import_module("hvdlite.tensorflow.initial_check" if name == "tensorflow" else _REDUCERS[name])
     return StartCheck(global_process_set, found._sum_of_bits, found._sums_of, text)
 
 
@@ -100,6 +118,11 @@ def ops() -> Any:
     return import_module(f"hvdlite.{backend()}")
 
 
+def compression() -> Any:
+    """The compressors of the backend."""
+    return import_module(_REDUCERS["jax"]).Compression if backend() == "jax" else ops().Compression
+
+
 def collectives(
     kind: str, tensors: Sequence[Any], names: Sequence[str], process_set: Any, **how: Any
 ) -> tuple[list[Any], list[Any]]:
@@ -119,14 +142,19 @@ def broadcast(variables: Sequence[Any], root_rank: int) -> None:
     if backend() == "tensorflow":
         ops().broadcast_variables(variables, root_rank)
         return
-    torch, count = import_module("torch"), len(variables)
+    count = len(variables)
     shapes = [f"{variable.dtype}{list(variable.shape)}" for variable in variables]
     shown = [f"{everywhere(variable)} {shape}" for variable, shape in zip(variables, shapes)]
     compare(Listed("broadcast_variables", count, "variables", shapes, shown, SAME_VARIABLES))
     order = VariableOrder("broadcast_variables", variables, shapes)
-    most = ops().allreduce(torch.tensor(order.of_names, device="cpu"), op=Max, name=f"{order.what}.names")
+    most = allreduce(np.array(order.of_names), op=Max, name=f"{order.what}.names")
     compare(order.listed if most[0] == -most[1] else order.listed._replace(compared=()))
-    with torch.no_grad():
+    if backend() == "jax":
+        values = [variable.value for variable in variables]
+        for variable, value in zip(variables, ops().broadcast(values, root_rank, "broadcast_variables")):
+            variable.assign(value)
+        return
+    with import_module("torch").no_grad():
         handles = [
             ops().broadcast_async(variable.value.detach(), root_rank, f"broadcast_variables.{i}of{count}")
             for i, variable in enumerate(variables)

@@ -23,12 +23,19 @@ from ..errors.user_warning import warn
 from ..metrics.tensorboard import scalars
 from ..ops.objects import allgather_object
 from .arguments import check_number
-from .backend import broadcast, keras, key_of
+from .backend import backend, broadcast, keras, key_of
 from .consistency import check_consistency
 from .local_steps import DiLoCoCallback, LocalSGDCallback
 from .undistributed import Alone, averaged, warn_without_batch
 
 _Callback: Any = keras.callbacks.Callback
+
+
+def reducers(model: Any) -> list[Any]:
+    """Those of the model's optimizer, which may be inside a loss scale."""
+    optimizer = getattr(model, "optimizer", None)
+    found = (getattr(each, "_hvd", None) for each in (optimizer, getattr(optimizer, "inner_optimizer", None)))
+    return [each for each in found if each is not None]
 
 
 class BroadcastGlobalVariablesCallback(_Callback):
@@ -99,7 +106,7 @@ class BroadcastGlobalVariablesCallback(_Callback):
             found += of_optimizer() if callable(of_optimizer) else of_optimizer
             seen: set[int] = set(self._local)
             broadcast([v for v in found if not (id(v) in seen or seen.add(id(v)))], self.root_rank)  # type: ignore
-            if own is None and not self._reducers():
+            if own is None and not reducers(self.model):
                 self._alone = Alone("BroadcastGlobalVariablesCallback")
         self.broadcast_done = True
 
@@ -108,15 +115,10 @@ class BroadcastGlobalVariablesCallback(_Callback):
         if self._alone is not None:
             self._alone.end(self._trained())
 
-    def _reducers(self) -> list[Any]:
-        optimizer = getattr(self.model, "optimizer", None)
-        found = (getattr(each, "_hvd", None) for each in (optimizer, getattr(optimizer, "inner_optimizer", None)))
-        return [each for each in found if each is not None]
-
     def _trained(self) -> list[Any]:
         """The weights that are the same on all ranks after a step."""
         local = {key_of(variable) for variable in self._local.values()}
-        local |= {key for each in self._reducers() for key in each._local}
+        local |= {key for each in reducers(self.model) for key in each._local}
         return [each for each in self.model.trainable_weights if key_of(each) not in local]
 
 
@@ -237,15 +239,16 @@ class StatsCallback(_Callback):
             raise TypeError(f"prefix must be a string, not {prefix!r} [HVD238]")
         super().__init__()
         self.prefix = prefix
-        self._steps = 0
+        self._steps, self._reported = 0, False
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Notes how many steps there were."""
+        """Notes how many steps there were, and whether a compiled step of JAX, which is done later, reports itself."""
         self._steps = metrics.steps()
+        self._reported = backend() == "jax" and any(not each.alone for each in reducers(self.model))
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """A step is over, if no optimizer has reported it."""
-        if metrics.steps() == self._steps:
+        if not self._reported and metrics.steps() == self._steps:
             metrics.stats_step()
         self._steps = metrics.steps()
 

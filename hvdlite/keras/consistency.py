@@ -1,4 +1,4 @@
-"""check_consistency for Keras, on either backend: which variables of a model and its optimizer should be the same.
+"""check_consistency for Keras, on each backend: which variables of a model and its optimizer should be the same.
 
 All weights of the model and all variables of the optimizer that it was compiled with, but for what is meant to differ:
 the states of random seeds (ranks drop out different units), and variables that `register_local_var` or
@@ -53,6 +53,7 @@ def check_consistency(
 def _of_both(model: Any, optimizer: Any, local_variables: Any) -> list[Leaf]:
     optimizer = optimizer if optimizer is not None else getattr(model, "optimizer", None)
     local = [*(local_variables or ()), *_local(optimizer)]
+    backend.synced(model)
     leaves = _leaves(_variables(model, "weights"), "weight", local)
     if optimizer is not None:
         leaves += _leaves(_variables(optimizer, "variables"), "optimizer's variable", local)
@@ -103,5 +104,6 @@ def _leaves(variables: list[Any], what: str, local: list[Any]) -> list[Leaf]:
 
 
 def _bits(variable: Any) -> Bits | None:
-    of_backend = import_module(f"hvdlite.{backend.backend()}.consistency")
-    return of_backend.bits(getattr(variable, "value", variable) if backend.backend() == "torch" else variable)
+    name = backend.backend()
+    of_backend: Any = import_module(f"hvdlite.{name}." + ("keras_reducer" if name == "jax" else "consistency"))
+    return of_backend.bits(getattr(variable, "value", variable) if name == "torch" else variable)

@@ -25,7 +25,7 @@ from .. import _core
 from ..elastic import ObjectState, _warn_of_sums
 from ..ops.objects import broadcast_object
 from .accumulation_state import ATTRIBUTE
-from .backend import backend, broadcast, keras
+from .backend import backend, broadcast, keras, synced
 from .sharded import is_sharded
 
 _Callback: Any = keras.callbacks.Callback
@@ -43,7 +43,7 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
     Raises:
         HvdMismatchError: when called, the states of the ranks have different attributes or parts.
         HvdNotYetError: when called, a rank was lost in a job that is not elastic. When decorating, Keras runs on a
-            backend other than TensorFlow and PyTorch. The other errors are those of ``hvdlite.elastic.run``.
+            backend other than TensorFlow, PyTorch and JAX. The other errors are those of ``hvdlite.elastic.run``.
 
     Example:
         >>> import keras
@@ -117,6 +117,7 @@ class KerasState(ObjectState):
 
     def restore(self) -> None:
         """Go back to the copy that was saved last. Gradients that PyTorch keeps are dropped."""
+        synced(self.model)
         for variable, value in self._saved_model:
             variable.assign(value)
         self._go_on(self._saved_window)
@@ -130,6 +131,7 @@ class KerasState(ObjectState):
             HvdMismatchError: the ranks have different variables.
             HvdPeerLostError: a rank has left or died. The copies stay as they were.
         """
+        synced(self.model)
         broadcast(_once([*self.model.weights, *self._of_optimizer()]), 0)
         if self._window() is not None:
             kept = broadcast_object(self._window().kept(), 0)
@@ -179,6 +181,7 @@ class KerasState(ObjectState):
 
     def _copies(self) -> tuple[list[tuple[Any, Any]], Any]:
         """Of each variable its value, and the place in a window of several passes."""
+        synced(self.model)
         kept = _once([*self.model.variables, *self._of_optimizer()])
         values = [(variable, np.array(variable.numpy())) for variable in kept]
         return values, None if self._window() is None else self._window().kept()

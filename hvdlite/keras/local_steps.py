@@ -206,6 +206,7 @@ class DiLoCoCallback(_Callback):
         """One exchange. Whether a rank is still active, and more will follow."""
         if not self.process_set.included():
             return False
+        backend.synced(self.model)
         weight, sent = int(self._steps > 0), []
         ((weights, others),) = self._sums([np.array([weight, active], np.int32)], NoneCompressor)
         for variable, kept in zip(self._variables, self._global if weights else ()):
@@ -238,10 +239,10 @@ class DiLoCoCallback(_Callback):
 
     def _sums(self, arrays: list[np.ndarray], compression: Any) -> list[np.ndarray]:
         """Sums over the ranks, in the backend's tensors, as its compressors expect."""
-        made = arrays if backend.backend() == "tensorflow" else [*map(import_module("torch").from_numpy, arrays)]
-        sums = backend.ops().grouped_allreduce(
-            made, op=Sum, compression=compression, process_set=self.process_set, name=type(self).__name__
-        )
+        made = [*map(import_module("torch").from_numpy, arrays)] if backend.backend() == "torch" else arrays
+        ops = backend.ops()
+        several = ops.allreduce if backend.backend() == "jax" else ops.grouped_allreduce
+        sums = several(made, op=Sum, compression=compression, process_set=self.process_set, name=type(self).__name__)
         return [np.array(each) for each in sums]
 
 

@@ -155,7 +155,8 @@ def DistributedOptimizer(
     Raises:
         HvdMismatchError: from a step, the ranks have different gradients, weights or optimizer state.
         HvdNotInitializedError: ``hvd.init()`` has not been called.
-        HvdNotYetError: Keras runs on a backend other than TensorFlow and PyTorch.
+        HvdNotYetError: Keras runs on a backend other than TensorFlow, PyTorch and JAX, or on JAX, which does not
+            support ``shard``, ``backward_passes_per_step``, ``int8`` and ``int4``.
         TypeError: ``optimizer`` is not an optimizer of this Keras, or ``compression`` is not a compressor.
         ValueError: the arguments do not go together, the optimizer is distributed already, or it cannot be sharded.
 
@@ -180,6 +181,7 @@ def DistributedOptimizer(
     if op == Adasum and average_aggregated_gradients:
         raise ValueError("Adasum does not support average_aggregated_gradients == True [HVD224]")
     _core.size()
+    backend.refuse(optimizer, passes, shard)
     if shard:
         sharded: Any = import_module("hvdlite.keras.sharded")
         sharded.refuse(optimizer, op, compression, num_groups or groups)

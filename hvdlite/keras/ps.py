@@ -23,10 +23,16 @@ from typing import Any
 import numpy as np
 
 from .. import ps as _tables
+from ..errors import HvdNotYetError
 from ..ps import *  # noqa: F403
 from ..ps import cluster as _serving
 from .backend import backend, keras
 
+if backend() == "jax":
+    raise HvdNotYetError(
+        "tables of parameter servers are not supported where Keras runs on JAX: set KERAS_BACKEND=tensorflow or "
+        "KERAS_BACKEND=torch before you import keras [HVD246]"
+    )
 _on_tensorflow = backend() == "tensorflow"
 _framework: Any = import_module(backend())
 _Layer: Any = keras.layers.Layer
