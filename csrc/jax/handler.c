@@ -247,7 +247,7 @@ static int read_tree(struct call *call)
         struct hvd_request *one = &call->requests[i];
         call->ask[i] = one;
         one->name = name, one->kind = terms->kind, one->op = terms->op, one->process_set = terms->set;
-        one->quiet = i + 1 < call->count ? HVD_QUIET : HVD_NOW;
+        one->quiet = HVD_QUIET; /* it is waited for at once */
         if (i < call->leaves)
             code = read_leaf(call, i);
         if (name + strlen(name) < call->names + terms->names->bytes)

@@ -63,8 +63,9 @@ def library() -> ctypes.CDLL:
 def attend() -> None:
     """At each trace, since a script may change both: Ctrl-C ends a compiled function that waits, and a job ends after
     what was dispatched."""
+    native = library()
     if callable(signal.getsignal(signal.SIGINT)):
-        library().hvd_jax_watch()
+        native.hvd_jax_watch()
     if drain not in init.closers:
         init.closers.append(drain)
 
