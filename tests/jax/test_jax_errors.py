@@ -149,12 +149,14 @@ time.sleep(1)
 
 
 def test_what_was_dispatched_last_meets_the_other_ranks_at_the_end():
+    """Also where SIGINT is ignored, as in the background of a shell."""
+    begin = "import signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\n"
     script = """
 if rank == 0:
     time.sleep(0.7)
 total(jnp.ones(3))
 """
-    with job(2, script) as ran:
+    with Job(2, [sys.executable, "-c", begin + BEGIN + script]) as ran:
         assert ran.wait(60) == 0, ran.text()
 
 
