@@ -56,7 +56,7 @@ def library() -> ctypes.CDLL:
     _core.follow(native.hvd_jax_limit)
     process_set.on_end(_forget)
     ffi.register_ffi_target(TARGET, ffi.pycapsule(native.hvd_jax_call), platform="cpu")
-    _allow_remat()
+    _allow_effects()
     return native
 
 
@@ -96,12 +96,14 @@ def _forget(numbers: list[int]) -> None:
             library().hvd_jax_set(number, 0)
 
 
-def _allow_remat() -> None:
-    """jax.checkpoint refuses effects that are not in a list, and there is no public way to add one."""
+def _allow_effects() -> None:
+    """jax.checkpoint refuses effects that are not in a list, as does custom_vjp before JAX 0.6, and there is no public
+    way to add one."""
     for module in ("jax._src.ffi", "jax._src.extend.ffi"):
         try:
-            effect = import_module(module).FfiEffect
-            import_module("jax._src.effects").remat_allowed_effects.add_type(effect)
+            effect, lists = import_module(module).FfiEffect, import_module("jax._src.effects")
+            lists.remat_allowed_effects.add_type(effect)
+            lists.custom_derivatives_allowed_effects.add_type(effect)
             return
         except (ImportError, AttributeError):
-            pass  # then jax.checkpoint says "Effects not supported in partial-eval"
+            pass  # then JAX says "Effects not supported in ..."
