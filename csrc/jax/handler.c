@@ -1,9 +1,8 @@
 /* handler.c - how does a compiled program of JAX make a collective?
  *
  * One call of XLA's FFI is one exchange of a whole tree: arguments are its leaves and a token, results as many and a
- * token. The token orders the calls of one program, since XLA runs calls without a data dependency in any order, and at
- * once. The library is compiled against nothing of JAX's (xla.h) and linked to nothing: Python hands over the core's
- * functions.
+ * token, by which calls stay in the order of the program. The library is compiled against nothing of JAX's (xla.h) and
+ * linked to nothing: Python hands over the core's functions.
  *
  * The memory is XLA's and is gone when the handler returns, so it returns only when the core is done with it: a rank
  * that gives up (Ctrl-C, a limit of time) ends the job first. It runs in a thread of XLA's, without Python.
@@ -12,7 +11,6 @@
 #include "../hvdlite.h"
 #include "xla.h"
 
-#include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -25,7 +23,7 @@
 
 #define PUBLIC __attribute__((visibility("default")))
 
-enum { WAIT_MS = 50, LEAVES_MAX = 16384, DTYPES = 64, SETS = 256, SEEN = 64 };
+enum { WAIT_MS = 50, LEAVES_MAX = 16384, DTYPES = 64, SETS = 256 };
 
 /* The core's functions, in the order in which Python hands them over. */
 static struct {
@@ -46,14 +44,6 @@ static _Atomic int64_t limit_ms, calls;
 static _Atomic int set_serial[SETS]; /* which process set has a number now, as it was when a program was traced */
 static _Atomic int whose_steps;      /* the tree whose exchange is a training step; 0: not known yet */
 static volatile sig_atomic_t interrupts;
-
-/* The last program runs in which a call began without a token of another one before it. */
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static struct {
-    int64_t run;
-    int hash;
-    const char *instance;
-} seen[SEEN];
 
 /* Python, once: the core's functions, and the core's number of XLA's dtype n. 0, or -1: of different versions. */
 PUBLIC int hvd_jax_attach(void *const *functions, int count, const int *dtypes, int dtypes_count)
@@ -137,7 +127,7 @@ struct terms {
     int kind, op, root, set, serial, size;
     int leaves, hash; /* of the whole tree; leaves 0: it is not compared here */
     int sum;          /* the op of that comparison */
-    int first, step;  /* no token of another call; a training step */
+    int step;         /* whether it is a training step */
     double prescale, postscale;
     const struct span *names; /* a line for each leaf, then one for the comparison */
 };
@@ -161,26 +151,9 @@ static void read_terms(const struct frame *frame, struct terms *terms)
     terms->kind = number(frame, "kind"), terms->op = number(frame, "op"), terms->root = number(frame, "root");
     terms->set = number(frame, "set") & (SETS - 1), terms->serial = number(frame, "serial");
     terms->size = number(frame, "size"), terms->leaves = number(frame, "leaves"), terms->hash = number(frame, "hash");
-    terms->sum = number(frame, "sum"), terms->first = number(frame, "first"), terms->step = number(frame, "step");
+    terms->sum = number(frame, "sum"), terms->step = number(frame, "step");
     terms->prescale = real(frame, "pre"), terms->postscale = real(frame, "post");
     terms->names = attribute(frame, "names", STRING);
-}
-
-/* Is this call one of two in one run of a program that have one name, and no token says which comes first? */
-static bool in_no_order(const struct frame *frame, const struct terms *terms)
-{
-    const struct api *api = frame->api;
-    if (!terms->first || api->size < offsetof(struct api, run_id) + sizeof api->run_id)
-        return false;
-    struct run_args args = {sizeof args, NULL, frame->context, 0};
-    if (api->run_id(&args)) /* an error, which is never freed: it does not happen */
-        return false;
-    int at = terms->hash & (SEEN - 1);
-    pthread_mutex_lock(&lock);
-    bool again = seen[at].run == args.id && seen[at].hash == terms->hash && seen[at].instance != terms->names->text;
-    seen[at].run = args.id, seen[at].hash = terms->hash, seen[at].instance = terms->names->text;
-    pthread_mutex_unlock(&lock);
-    return again;
 }
 
 /* May this call be made? */
@@ -197,11 +170,6 @@ static int check(struct call *call)
         snprintf(call->text, sizeof call->text,
                  "'%.200s' was compiled for %d ranks, and the job has %d: call jax.clear_caches()" HVD_ENDS(268),
                  call->names, terms->size, core.size());
-    else if (in_no_order(call->frame, terms))
-        snprintf(call->text, sizeof call->text,
-                 "'%.200s' is called twice in one compiled program, and which call comes first may differ between "
-                 "ranks: remove jax.jit from the inner function, or give the calls different names" HVD_ENDS(268),
-                 call->names);
     else
         return HVD_OK;
     return HVD_EINVAL;
@@ -366,15 +334,36 @@ static int run(struct call *call)
     return code == HVD_OK ? exchange(call) : code;
 }
 
+/* Does XLA ask which API this is made for? The lowest that has all that is read. */
+static bool tells(const struct frame *frame)
+{
+    for (struct extension *ext = frame->ext; ext; ext = ext->next)
+        if (ext->type == METADATA) {
+            struct metadata *metadata = ((struct metadata_extension *)ext)->metadata;
+            metadata->version.major = 0, metadata->version.minor = 1, metadata->traits = 0;
+            return true;
+        }
+    return false;
+}
+
+/* Stands before and after each call of the handler, with a token of XLA's; see hvdlite/jax/order.py. */
+PUBLIC void *hvd_jax_order(const struct frame *frame)
+{
+    tells(frame);
+    return NULL;
+}
+
+/* The same in the interface of XLA that has tokens in all versions. */
+PUBLIC void hvd_jax_old_order(void *out, const void **in)
+{
+    (void)out, (void)in;
+}
+
 /* The handler. */
 PUBLIC void *hvd_jax_call(const struct frame *frame)
 {
-    for (struct extension *ext = frame->ext; ext; ext = ext->next)
-        if (ext->type == METADATA) { /* XLA asks which API this is made for: the lowest that has all that is read */
-            struct metadata *metadata = ((struct metadata_extension *)ext)->metadata;
-            metadata->version.major = 0, metadata->version.minor = 1, metadata->traits = 0;
-            return NULL;
-        }
+    if (tells(frame))
+        return NULL;
     struct call call = {.frame = frame, .since = now_ms(), .interrupts = interrupts};
     int64_t leaves = frame->arguments.count - 1;
     if (frame->size >= sizeof *frame)

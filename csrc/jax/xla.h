@@ -68,20 +68,12 @@ struct error_args {
     const char *text;
     int code;
 };
-struct run_args {
-    size_t size;
-    struct extension *ext;
-    void *context;
-    int64_t id;
-};
 struct api {
     size_t size;
     struct extension *ext;
     struct version version;
     void *internal;
     void *(*error)(struct error_args *);
-    void *others[15]; /* newer versions have all of them, and one more: */
-    void *(*run_id)(struct run_args *);
 };
 struct frame {
     size_t size;

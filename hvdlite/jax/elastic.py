@@ -22,6 +22,7 @@ from ..ops.objects import broadcast_object
 from .errors import translate_errors
 from .native import drain
 from .optimizer import broadcast_parameters
+from .tree import Named, named
 
 
 def run(func: Callable[..., Any]) -> Callable[..., Any]:
@@ -90,20 +91,20 @@ class JaxState(ObjectState):
         trees = {name: value for name, value in kwargs.items() if _has_arrays(value)}
         for name, value in trees.items():
             setattr(self, name, value)
-        self._trees = {name: _copied(value) for name, value in trees.items()}
+        self._trees = {name: _copied(name, value) for name, value in trees.items()}
         objects = {name: value for name, value in kwargs.items() if name not in trees}
         super().__init__(bcast_object=broadcast_object, get_rank=_core.rank, **objects)
 
     def save(self) -> None:
         """Keep a copy of everything in the memory of the host."""
-        trees = {name: _copied(getattr(self, name)) for name in self._trees}
+        trees = {name: _copied(name, getattr(self, name)) for name in self._trees}
         super().save()
         self._trees = trees
 
     def restore(self) -> None:
         """Go back to the copy that was saved last."""
-        for name, (leaves, structure) in self._trees.items():
-            setattr(self, name, jax.tree_util.tree_unflatten(structure, [_array(leaf) for leaf in leaves]))
+        for name, tree in self._trees.items():
+            setattr(self, name, tree.rebuilt([_array(leaf) for leaf in tree.leaves]))
         super().restore()
 
     def sync(self) -> None:
@@ -114,14 +115,14 @@ class JaxState(ObjectState):
             HvdPeerLostError: a rank has left or died. The copies stay as they were.
         """
         received = {name: broadcast_parameters(getattr(self, name)) for name in self._trees}
-        copies = {name: _copied(value) for name, value in received.items()}
+        copies = {name: _copied(name, value) for name, value in received.items()}
         super().sync()
         self._trees = copies
         for name, value in received.items():
             setattr(self, name, value)
 
     def _form(self) -> dict[str, str]:
-        trees = {name: f"a tree of {len(leaves)} leaves" for name, (leaves, _) in self._trees.items()}
+        trees = {name: f"a tree of {len(tree.leaves)} leaves" for name, tree in self._trees.items()}
         return {**super()._form(), **trees}
 
     def state_dict(self) -> dict[str, Any]:
@@ -130,7 +131,7 @@ class JaxState(ObjectState):
         Returns:
             dict: ``{"objects": {name: value}, "trees": {name: [array]}}``.
         """
-        trees = {name: [leaf.data for leaf in leaves] for name, (leaves, _) in self._trees.items()}
+        trees = {name: [leaf.data for leaf in tree.leaves] for name, tree in self._trees.items()}
         return {**super().state_dict(), "trees": trees}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -143,11 +144,14 @@ class JaxState(ObjectState):
             HvdStateError: the names of the attributes, or the shapes or dtypes of leaves, differ.
         """
         loaded = {}
-        for name, (leaves, structure) in self._trees.items():
+        for name, tree in self._trees.items():
             found = state_dict["trees"].get(name, [])
-            if [_form_of(data) for data in found] != [_form_of(leaf.data) for leaf in leaves]:
-                raise HvdStateError(f"the leaves of {name} differ from those of this state [HVD425]")
-            loaded[name] = [leaf._replace(data=data) for leaf, data in zip(leaves, found)], structure
+            theirs, own = map(_form_of, found), [_form_of(leaf.data) for leaf in tree.leaves]
+            differs = [each for each in zip(tree.names, theirs, own) if each[1] != each[2]]
+            if len(found) != len(own) or differs:
+                leaf, has, wanted = differs[0] if differs else (name, f"{len(found)} leaves", f"{len(own)} leaves")
+                raise HvdStateError(f"{leaf}: {has} where this state has {wanted} [HVD425]")
+            loaded[name] = tree._replace(leaves=[x._replace(data=data) for x, data in zip(tree.leaves, found)])
         super().load_state_dict(state_dict)
         self._trees = loaded
         self.restore()
@@ -164,28 +168,24 @@ class _Kept(NamedTuple):
     key: Any = None
 
 
-def _copied(tree: Any) -> tuple[list[_Kept], Any]:
-    """Leaves and structure."""
-    leaves, structure = jax.tree_util.tree_flatten(tree)
-    return [_kept(leaf) for leaf in leaves], structure
+def _copied(name: str, tree: Any) -> Named:
+    """Copies of the leaves of a tree. A number is an array, as it is after a broadcast."""
+    found = named(tree, name)
+    return found._replace(leaves=[_kept(leaf) for leaf in found.leaves])
 
 
 def _kept(leaf: Any) -> _Kept:
-    if not isinstance(leaf, jax.Array):
-        return _Kept(leaf)
     if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         return _Kept(np.array(jax.random.key_data(leaf)), jax.random.key_impl(leaf))
     return _Kept(np.array(leaf))
 
 
 def _array(kept: _Kept) -> Any:
-    if kept.key is not None:
-        return jax.random.wrap_key_data(jnp.array(kept.data), impl=kept.key)
-    return jnp.array(kept.data) if isinstance(kept.data, np.ndarray) else kept.data
+    return jnp.array(kept.data) if kept.key is None else jax.random.wrap_key_data(jnp.array(kept.data), impl=kept.key)
 
 
-def _form_of(data: Any) -> Any:
-    return getattr(data, "shape", None), str(getattr(data, "dtype", type(data)))
+def _form_of(data: Any) -> str:
+    return f"{data.dtype}{list(data.shape)}"
 
 
 __all__ = ["JaxState", "ObjectState", "State", "run", "run_fn"]

@@ -1,8 +1,7 @@
 """Collectives of functions that JAX traces: one call of XLA's FFI for a tree, with its gradient.
 
-XLA runs calls without a data dependency in any order, and ranks must not differ in it. So each call takes the token of
-the call before in the same trace, and gives one. A body of scan, cond or an inner jit is a trace of its own: its calls
-are in order among themselves, and in the order of data with others. The handler refuses what could be confused then.
+Calls run in the order in which they are traced, also those of inner functions (order.py): the same one on all ranks. A
+tree is compared as a whole, since a leaf that only one rank has would wait for ever.
 
 Large trees are several calls: XLA compiles one of very many operands in quadratic time.
 """
@@ -10,7 +9,6 @@ Large trees are several calls: XLA compiles one of very many operands in quadrat
 from __future__ import annotations
 
 import functools
-import threading
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -23,10 +21,10 @@ from ..errors import HvdArgumentError, HvdNotYetError
 from ..ops import Adasum, Average, Sum
 from ..process_sets.process_set import ProcessSet, number_of
 from . import native
+from .order import order
 from .tree import Named, digest
 
 _LEAVES_A_CALL = 512
-_TRACES = 4  # whose last token is kept
 _ROWS = (_core.ALLGATHER, _core.REDUCESCATTER, _core.ALLTOALL)
 
 
@@ -47,18 +45,6 @@ class Terms(NamedTuple):
     digest: int = 0
     tree: str = ""  # what that comparison is called
     step: bool = False  # a training step
-    first: bool = False  # no token of another call
-
-
-class _Last(threading.local):
-    """The last token of a trace, and how many collectives without a name it has."""
-
-    def __init__(self) -> None:
-        self.tokens: dict[int, tuple[Any, Any]] = {}
-        self.unnamed: dict[int, tuple[Any, int]] = {}
-
-
-_last = _Last()
 
 
 def run(
@@ -70,12 +56,11 @@ def run(
     native.attend()
     number = number_of(process_set)
     verb = _VERBS[kind]
-    more = _another(tree.leaves) if name is None else ""
-    names = tuple(f"{verb}.{each}{more}" for each in tree.names)
+    names = tuple(f"{verb}.{each}" for each in tree.names)
     terms = Terms(
         kind, op, names, number, native.serial_of(number), process_set.size(), root, process_set.rank(),
-        float(prescale), float(postscale), 0 if tree.bare else len(names), digest(names), f"{verb} of {tree.name}",
-        step,
+        float(prescale), float(postscale), 0 if tree.bare else len(names), digest(tree.names),
+        f"allreduce.{verb} of {tree.name}", step,
     )  # fmt: skip
     return _in_turn(terms, tree.leaves)
 
@@ -100,59 +85,14 @@ def _require_one_device() -> None:
 
 
 def _in_turn(terms: Terms, leaves: Sequence[Any]) -> list[Any]:
-    """The calls of a tree, after those that were traced before."""
-    _, token = _token_before(leaves)
+    """The calls of a tree."""
     done: list[Any] = []
     for at in range(0, len(leaves), _LEAVES_A_CALL):
-        part = terms._replace(names=terms.names[at : at + _LEAVES_A_CALL], first=token is None)
-        if at:
-            part = part._replace(leaves=0, step=False)
-        out, token = _exchange(part, tuple(leaves[at : at + _LEAVES_A_CALL]), _given(token))
-        done += out
-        token = _traced(token, batch=True)
-    if isinstance(token, jax.core.Tracer):
-        _kept(_last.tokens, token._trace, token)
+        part = terms._replace(names=terms.names[at : at + _LEAVES_A_CALL])
+        done += _exchange(
+            part if not at else part._replace(leaves=0, step=False), tuple(leaves[at : at + _LEAVES_A_CALL])
+        )
     return done
-
-
-def _given(token: Any) -> Any:
-    return jnp.zeros((1,), jnp.uint8) if token is None else token
-
-
-def _traced(value: Any, batch: bool = False) -> Any:
-    """What a value is to jit, below the tracers of grad and vmap. batch: of a batch, the first."""
-    while isinstance(value, jax.core.Tracer):
-        inner = getattr(value, "primal", getattr(value, "val", None))
-        if not isinstance(inner, (jax.Array, np.ndarray)):
-            break
-        value = inner[0] if batch and getattr(value, "batch_dim", None) is not None else inner
-    return value
-
-
-def _token_before(leaves: Sequence[Any]) -> tuple[Any, Any]:
-    """The trace that jit makes of these, and the token of the last call in it; None: there is none."""
-    for traced in map(_traced, leaves):
-        if isinstance(traced, jax.core.Tracer):
-            return traced._trace, _last.tokens.get(id(traced._trace), (None, None))[1]
-    return None, None
-
-
-def _kept(kept: dict[int, tuple[Any, Any]], trace: Any, value: Any) -> None:
-    """The trace is kept with it, so that no other one gets its id."""
-    kept.pop(id(trace), None)
-    kept[id(trace)] = (trace, value)
-    while len(kept) > _TRACES:
-        kept.pop(next(iter(kept)))
-
-
-def _another(leaves: Sequence[Any]) -> str:
-    """What makes the name of a call without one unique in its trace."""
-    trace, _ = _token_before(leaves)
-    if trace is None:
-        return ""
-    count = _last.unnamed.get(id(trace), (None, 0))[1]
-    _kept(_last.unnamed, trace, count + 1)
-    return f" ({count})" if count else ""
 
 
 def _shape(terms: Terms, name: str, leaf: Any) -> tuple[int, ...]:
@@ -173,7 +113,7 @@ def _shape(terms: Terms, name: str, leaf: Any) -> tuple[int, ...]:
     return (shape[0] // terms.size, *shape[1:]) if terms.kind == _core.REDUCESCATTER else shape
 
 
-def _call(terms: Terms, leaves: tuple[Any, ...], token: Any) -> tuple[list[Any], Any]:
+def _call(terms: Terms, leaves: tuple[Any, ...]) -> list[Any]:
     """The call. Leaves that keep their shape are reduced where they lie, if XLA lets it."""
     same = terms.kind not in _ROWS
     results = [jax.ShapeDtypeStruct(_shape(terms, name, leaf), leaf.dtype) for name, leaf in zip(terms.names, leaves)]
@@ -185,28 +125,29 @@ def _call(terms: Terms, leaves: tuple[Any, ...], token: Any) -> tuple[list[Any],
     )  # fmt: skip
     numbers = {
         "kind": terms.kind, "op": terms.op, "root": terms.root, "set": terms.number, "serial": terms.serial,
-        "size": terms.size, "leaves": terms.leaves, "hash": terms.digest, "step": terms.step, "first": terms.first,
-        "sum": Sum,
+        "size": terms.size, "leaves": terms.leaves, "hash": terms.digest, "step": terms.step, "sum": Sum,
     }  # fmt: skip
     out = call(
-        *leaves, token, names="\n".join((*terms.names, terms.tree)), pre=np.float64(terms.prescale),
-        post=np.float64(terms.postscale), **{key: np.int32(value) for key, value in numbers.items()},
+        *leaves, order(jnp.zeros((1,), jnp.uint8)), names="\n".join((*terms.names, terms.tree)),
+        pre=np.float64(terms.prescale), post=np.float64(terms.postscale),
+        **{key: np.int32(value) for key, value in numbers.items()},
     )  # fmt: skip
-    return list(out[:-1]), out[-1]
+    order(out[-1])
+    return list(out[:-1])
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _exchange(terms: Terms, leaves: tuple[Any, ...], token: Any) -> tuple[list[Any], Any]:
-    return _call(terms, leaves, token)
+def _exchange(terms: Terms, leaves: tuple[Any, ...]) -> list[Any]:
+    return _call(terms, leaves)
 
 
-def _forward(terms: Terms, leaves: tuple[Any, ...], token: Any) -> Any:
-    return _exchange(terms, leaves, token), None  # so that it has a second derivative
+def _forward(terms: Terms, leaves: tuple[Any, ...]) -> Any:
+    return _exchange(terms, leaves), None  # so that it has a second derivative
 
 
 def _backward(terms: Terms, _: Any, gradients: Any) -> Any:
     """The exact gradient of the sum of all ranks' losses."""
-    grads, none = list(gradients[0]), np.zeros((1,), jax.dtypes.float0)
+    grads = list(gradients)
     places = [i for i, each in enumerate(grads) if each.dtype != jax.dtypes.float0]  # integers have none
     if terms.kind in (_core.ALLREDUCE, _core.REDUCESCATTER) and terms.op not in (Average, Sum):
         raise NotImplementedError(
@@ -214,7 +155,7 @@ def _backward(terms: Terms, _: Any, gradients: Any) -> Any:
             "hvd.Sum, or jax.lax.stop_gradient [HVD207]"
         )
     if not places:
-        return tuple(grads), none
+        return (tuple(grads),)
     sent = [grads[i] for i in places]
     names = tuple(f"{terms.names[i]}.backward" for i in places)
     back = terms._replace(names=names, leaves=terms.leaves and len(names), digest=digest(names), step=False,
@@ -232,7 +173,7 @@ def _backward(terms: Terms, _: Any, gradients: Any) -> Any:
         done = [jnp.zeros_like(each) for each in done]
     for i, each in zip(places, done):
         grads[i] = each
-    return tuple(grads), none
+    return (tuple(grads),)
 
 
 _exchange.defvjp(_forward, _backward)

@@ -25,6 +25,7 @@ from ..process_sets import process_set
 
 TARGET = f"hvdlite_collective_{_core.VERSION}"  # a program may come from the cache of another version
 ffi: Any = getattr(jax, "ffi", None) or import_module("jax.extend.ffi")  # it was there before JAX 0.5
+ORDER = f"hvdlite_order_{_core.VERSION}"
 _FUNCTIONS = (
     *("submit_many", "wait_many", "finish", "wait", "result", "forget"),
     *("abort", "rank", "size", "step", "dtype_bytes"),
@@ -56,6 +57,10 @@ def library() -> ctypes.CDLL:
     _core.follow(native.hvd_jax_limit)
     process_set.on_end(_forget)
     ffi.register_ffi_target(TARGET, ffi.pycapsule(native.hvd_jax_call), platform="cpu")
+    if jax.__version_info__ >= (0, 5):
+        ffi.register_ffi_target(ORDER, ffi.pycapsule(native.hvd_jax_order), platform="cpu")
+    else:
+        ffi.register_ffi_target(ORDER, ffi.pycapsule(native.hvd_jax_old_order), platform="cpu", api_version=0)
     _allow_effects()
     return native
 

@@ -34,21 +34,14 @@ def _named(tree: Any, name: str | None) -> Named:
 def _eager(verb: str, tree: Named, name: str | None, process_set: ProcessSet, start: Callable[..., Any]) -> list[Any]:
     """The results, all on their way before the first is waited for. start: of an array and its name."""
     names = [None] if tree.bare and name is None else tree.names
-    what = f"{verb} of {tree.name}"
-    same = None
-    if not tree.bare:  # a leaf that only one rank has would wait for ever: the shape of this array says what there is
-        shape = np.empty((len(names), digest(tree.names), 0), np.uint8)
-        same = _ops.allreduce_async(shape, name=what, op=Sum, process_set=process_set)
-    handles = [start(leaf, each) for leaf, each in zip(tree.leaves, names)]
-    if same is not None:
-        try:
-            synchronize(same)
-        except HvdMismatchError as error:
-            raise HvdMismatchError(
-                f"{what}: the ranks gave trees of different leaves; None is no leaf. Give the same structure on all "
-                f"ranks. ({str(error).rpartition(' [')[0]} Numbers are of leaves, and of their names.) [HVD301]"
-            ) from None
-    results, failure = [], None
+    if not tree.bare:
+        _require_same(f"{verb} of {tree.name}", tree, process_set)
+    handles, results, failure = [], [], None
+    try:
+        for leaf, each in zip(tree.leaves, names):
+            handles.append(start(leaf, each))
+    except Exception as error:  # those before it are waited for, or their names would be in flight
+        failure = error
     for handle in handles:
         try:
             result = synchronize(handle)
@@ -60,6 +53,18 @@ def _eager(verb: str, tree: Named, name: str | None, process_set: ProcessSet, st
     if failure is not None:
         raise failure
     return [jnp.asarray(each) for each in results]
+
+
+def _require_same(what: str, tree: Named, process_set: ProcessSet) -> None:
+    """HvdMismatchError on all ranks whose trees have other leaves: one that only some have would wait for ever."""
+    shape = np.empty((len(tree.leaves), digest(tree.names), 0), np.uint8)
+    try:
+        _ops.allreduce(shape, name=what, op=Sum, process_set=process_set)
+    except HvdMismatchError as error:
+        raise HvdMismatchError(
+            f"{what}: the ranks gave trees of different leaves; None is no leaf. Give the same structure on all "
+            f"ranks. ({str(error).rpartition(' [')[0]} Numbers are of leaves, and of their names.) [HVD301]"
+        ) from None
 
 
 def allreduce(

@@ -173,6 +173,6 @@ def check_consistency(tree: Any, process_set: ProcessSet = global_process_set) -
         raise RuntimeError("check_consistency compares values: call it outside of jit [HVD247]")
     given = named(tree, "")
     sent, _ = movable(given)
-    found = {name or "tree": np.asarray(leaf) for name, leaf in zip(given.names, sent.leaves)}
+    found = {name or "tree": np.asarray(leaf) for name, leaf in zip(sent.names, sent.leaves)}
     remedy = "Start all ranks from one state with hvd.broadcast_parameters; change it on all alike."
     consistency.compare(lambda: consistency.named_leaves(found), lambda _: None, process_set, remedy)

@@ -49,7 +49,8 @@ def _array(leaf: Any, name: str) -> Any:
     try:
         made = jnp.asarray(leaf)
     except (TypeError, ValueError) as error:
-        raise TypeError(f"'{name}' is not an array or a number, but of {type(leaf)} [HVD201]") from error
+        why = str(error).partition("\n")[0]
+        raise TypeError(f"'{name}' is not an array that JAX supports, but {type(leaf)}: {why} [HVD201]") from error
     if (
         getattr(leaf, "dtype", made.dtype) != made.dtype
         and made.dtype.kind in "iu"
@@ -90,7 +91,8 @@ def movable(tree: Named) -> tuple[Named, Callable[[Sequence[Any]], list[Any]]]:
     data = [leaf if key is None else jax.random.key_data(leaf) for leaf, key in zip(tree.leaves, keys)]
     dtypes = [str(leaf.dtype) for leaf in data]
     sent = [_as(leaf, _MOVED_AS.get(dtype)) for leaf, dtype in zip(data, dtypes)]
-    moved = tree._replace(leaves=sent)
+    names = [name if key is None else f"{name} ({key})" for name, key in zip(tree.names, keys)]
+    moved = tree._replace(leaves=sent, names=names)  # keys of other kinds are other leaves
     require_dtypes(moved)
 
     def back(received: Sequence[Any]) -> list[Any]:

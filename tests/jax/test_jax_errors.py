@@ -29,6 +29,10 @@ def test_ranks_disagree_and_the_job_goes_on():
     assert "'x['name']' is not an array" in said(lambda: hvd.allreduce({"name": "net"}, name="x"))[2]
     other = {"a": jnp.ones(2), **({"b": jnp.ones(2)} if rank else {"c": None})}
     assert said(lambda: hvd.allreduce(other, name="tree"))[:2] == ("HvdMismatchError", "HVD301")
+    assert said(lambda: hvd.allreduce({"a": jnp.ones(2), "b": True}, name="tree"))[1] == "HVD252"
+    assert hvd.allreduce({"a": jnp.ones(2), "b": 1.0}, name="tree")["b"] == 1  # no name is in flight
+    kinds = {"key": jax.random.key(0, impl=["threefry2x32", "rbg"][rank])}
+    assert said(lambda: hvd.broadcast_parameters(kinds))[1] == "HVD301"
     assert said(lambda: hvd.check_consistency({"w": jnp.ones(3), "deep": [jnp.ones(2) * rank]}))[1] == "HVD302"
     mixed = (lambda x: hvd.allgather(x, name="mixed")) if rank else jax.jit(lambda x: hvd.allgather(x, name="mixed"))
     assert said(lambda: mixed(jnp.ones(2)))[1] == "HVD350"

@@ -126,7 +126,8 @@ def test_a_state_outlives_donation_and_is_saved_and_loaded():
     import hvdlite.jax as hvd
 
     rank = hvd.rank()
-    start = {"w": jnp.full(3, float(rank)), "key": jax.random.key(rank)}
+    start = {"w": jnp.full(3, float(rank)), "key": jax.random.key(rank), "step": 0}
+    unread = hvd.elastic.JaxState(params=start, counts=(jnp.int32(0),), epoch=0)
     state = hvd.elastic.JaxState(params=start, counts=(jnp.int32(rank),), epoch=rank)
     state.sync()
     hvd.check_consistency(state.params["w"])
@@ -142,8 +143,10 @@ def test_a_state_outlives_donation_and_is_saved_and_loaded():
     state.save()
     state.load_state_dict(kept)
     assert (state.params["w"].tolist(), state.epoch) == ([5, 5, 5], 4)
-    kept["trees"]["params"][1] = np.zeros(7, "float32")
-    with pytest.raises(hvd.HvdStateError, match="HVD425"):
+    unread.load_state_dict(kept)  # of a job that begins
+    assert unread.params["w"].tolist() == [5, 5, 5]
+    kept["trees"]["params"][2] = np.zeros(7, "float32")
+    with pytest.raises(hvd.HvdStateError, match=r"params\['w'\]: float32\[7\] where this state has float32\[3\]"):
         state.load_state_dict(kept)
     other = hvd.elastic.JaxState(params={"w": jnp.zeros(3), **({"b": jnp.zeros(1)} if rank else {})})
     with pytest.raises(hvd.HvdMismatchError):
