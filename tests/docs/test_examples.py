@@ -33,7 +33,7 @@ def accuracies(output):
     return [float(text) for text in re.findall(r"test accuracy (\d+\.\d+)%", output)]
 
 
-@pytest.mark.parametrize("ranks", [0, 2, *everything(1, 3)])
+@pytest.mark.parametrize("ranks", [2, *everything(0, 1, 3)])
 def test_ranks_say_hello_and_meet(ranks):
     code, output = run(ranks, "01_hello_ranks.py")
     assert code == 0, output
@@ -42,7 +42,7 @@ def test_ranks_say_hello_and_meet(ranks):
     assert output.count(f"All {max(ranks, 1)} ranks have met") == 1
 
 
-@pytest.mark.parametrize("ranks", [0, 4, *everything(1, 2)])
+@pytest.mark.parametrize("ranks", [0, *everything(1, 2, 4)])
 def test_numpy_collectives_are_right(ranks):
     code, output = run(ranks, "02_allreduce_numpy.py")
     assert code == 0, output

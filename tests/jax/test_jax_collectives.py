@@ -23,7 +23,7 @@ def said(function):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@as_ranks(2, 3)
+@as_ranks(3, *everything(2))
 def test_every_collective_is_exact_in_jit_and_outside(dtype):
     import jax
     import jax.numpy as jnp
@@ -112,7 +112,7 @@ def test_vmap_scan_checkpoint_and_donation():
     assert in_place(given).unsafe_buffer_pointer() == address
 
 
-@as_ranks(2, 3)
+@as_ranks(2, *everything(3))
 def test_calls_of_a_program_and_its_runs_stay_in_order():
     """Without data dependencies; ranks take other times."""
     import jax

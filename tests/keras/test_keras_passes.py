@@ -20,7 +20,7 @@ def pair(values=(1.0, 2.0)):
     return [tf.Variable(tf.fill([3], value)) for value in values]
 
 
-@pytest.mark.parametrize("kind, graph", [("keras", 1), ("v1", 0), *everything(("keras", 0), ("v1", 1))])
+@pytest.mark.parametrize("kind, graph", [("keras", 1), *everything(("v1", 0), ("keras", 0), ("v1", 1))])
 @as_ranks(2, deadline=300)
 def test_passes_may_bring_the_same_variables_in_another_order(kind, graph):
     import keras

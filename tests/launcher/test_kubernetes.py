@@ -106,7 +106,7 @@ def played(tmp_path, environs, first):
     return ends(start(tmp_path, *here, program=[sys.executable, str(tmp_path / "train.py")]))
 
 
-@pytest.mark.parametrize("kind", KINDS[:2] + [*everything(*KINDS[2:])])
+@pytest.mark.parametrize("kind", KINDS[:1] + [*everything(*KINDS[1:])])
 def test_pods_form_one_job_with_the_same_weights(kind, tmp_path):
     environs, first = pods(kind, {"HVDLITE_SECRET_KEY": os.urandom(32).hex()})
     codes, said = played(tmp_path, environs, first)
