@@ -259,7 +259,8 @@ def meant(error: BaseException | None) -> BaseException | None:
         return error
     text = _cause(_text(error))
     code = code_of(text) or ""
-    if code not in ("HVD029", "HVD401", "HVD402", "HVD458") and not "HVD450" <= code <= "HVD456":  # of what ended a job
+    others = ("HVD029", "HVD401", "HVD402", "HVD458", "HVD459")
+    if code not in others and not "HVD450" <= code <= "HVD456":  # of what ended a job
         return error
     own = _core.lib.hvd_rank()
     text = re.sub(rf"^.* on rank {own}: ", "", text, flags=re.DOTALL)  # "allreduce of 'x' on rank 0: rank 1 left"

@@ -36,6 +36,7 @@ Manifest._check Manifest.require_same Manifest._copy Manifest.rest_path"""
 EXEMPT = {  # (file, function or class.function): reason
     ("hvdlite/__init__.py", "__getattr__"): PYTHONS,
     ("hvdlite/aggregation/__init__.py", "__getattr__"): PYTHONS,
+    ("hvdlite/jax/__init__.py", "__getattr__"): PYTHONS,
     ("hvdlite/lifecycle/uncaught.py", "_to_user: print"): "the traceback of an error that has a code",
     ("hvdlite/torch/__init__.py", "__getattr__"): PYTHONS,
     ("hvdlite/torch/distributed/__init__.py", "__getattr__"): PYTHONS,

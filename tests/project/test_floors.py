@@ -29,8 +29,8 @@ data elastic executors rpc
 _api dask ray
 numpy ps
 __init__ torch
-aggregation hello jax keras parallel
-plan spark tensorflow
+aggregation hello keras parallel
+jax plan spark tensorflow
 as_horovod elastic_pipeline predict"""  # a line for each floor, from the bottom
 PYTHON_FLOOR = {package: floor for floor, line in enumerate(PYTHON_FLOORS.split("\n")) for package in line.split()}
 LAUNCHER_FLOORS = "command_line hosts\nagent\nstore\ncontrol\noutput probe\nstarters\ndiagnostics placement\nelastic"
