@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from importlib import import_module
 from typing import Any, NamedTuple
 
 import jax
@@ -21,7 +22,6 @@ from ..errors import HvdArgumentError, HvdNotYetError
 from ..ops import Adasum, Average, Sum
 from ..process_sets.process_set import ProcessSet, number_of
 from . import native
-from .order import order
 from .tree import Named, digest
 
 _LEAVES_A_CALL = 512
@@ -113,12 +113,25 @@ def _shape(terms: Terms, name: str, leaf: Any) -> tuple[int, ...]:
     return (shape[0] // terms.size, *shape[1:]) if terms.kind == _core.REDUCESCATTER else shape
 
 
+@functools.cache
+def _ordering() -> Any:
+    """order.order, which uses names that JAX may change."""
+    try:
+        return import_module("hvdlite.jax.order").order
+    except (ImportError, AttributeError, TypeError) as error:
+        raise HvdNotYetError(
+            f"this hvdlite cannot communicate inside jit with JAX {jax.__version__} ({error}): call collectives "
+            "outside of jit, or install JAX 0.10.2 [HVD246]"
+        ) from error
+
+
 def _call(terms: Terms, leaves: tuple[Any, ...]) -> list[Any]:
     """The call. Leaves that keep their shape are reduced where they lie, if XLA lets it."""
     same = terms.kind not in _ROWS
     results = [jax.ShapeDtypeStruct(_shape(terms, name, leaf), leaf.dtype) for name, leaf in zip(terms.names, leaves)]
     results.append(jax.ShapeDtypeStruct((1,), np.uint8))
     whole = same and terms.op != Adasum  # the collective of a batch is the batch of the collectives
+    order = _ordering()
     call = native.ffi.ffi_call(
         native.TARGET, results, has_side_effect=True, vmap_method="broadcast_all" if whole else "sequential",
         input_output_aliases={i: i for i in range(len(results)) if same or i == len(leaves)},
